@@ -72,10 +72,11 @@ def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 class _Shift(NamedTuple):
-    """``x``, the ``amount`` clamped to TOSA's range, and where it was ``within`` it.
+    """The operands of a shift of ``x``.
 
-    ``within`` is a bool tensor, or one of int32 0 and 1 on a target that cannot select;
-    None is everywhere.
+    TOSA shifts by 0 .. bits - 1 only. ``amount`` is clamped to this range; ``within``
+    is true where the requested amount is in it. On a target that cannot select,
+    ``within`` is int32 0 and 1. None means true everywhere.
     """
 
     x: Value
@@ -84,11 +85,8 @@ class _Shift(NamedTuple):
 
 
 def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
-    """Return a shift of ``left`` by ``right``, clamped to 0 .. bits - 1.
-
-    Both have the common type.
-    """
-    x, requested = _operands(t, left, right)
+    """Return the operands of a shift of ``left`` by ``right``."""
+    x, requested = _shift_operands(t, left, right)
     most = 8 * BYTES[x.dtype] - 1
     if inside(range_of(requested), (0, most)):
         return _Shift(x, requested, None)
@@ -99,8 +97,8 @@ def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
     return _Shift(x, amount, t.equal(requested, amount))
 
 
-def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value]:
-    """Return ``left``, in the common type of both, and ``right`` as int32."""
+def _shift_operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value]:
+    """Return ``left`` in the common type of both operands, and ``right`` as int32."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     amount = b if isinstance(b, Value) else t.like(b, x)
@@ -134,25 +132,27 @@ def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; 0 or -1, the sign, where the amount is negative or at least
     the number of bits
     """
-    x, requested = _operands(t, self, other)
+    x, requested = _shift_operands(t, self, other)
     if not has_comparisons(t) and x.dtype is DType.INT32:
         return _right_shift_of_bits(t, x, requested)
     if not has_comparisons(t) and x.dtype is DType.INT64 and not t.has_int64:
-        return t.widened(_right_shift_of_bits(t, t.narrowed(x), requested))
+        shifted = _right_shift_of_bits(t, t.narrowed(x), requested)
+        return t.widened(shifted)
     x, amount, within = _limited_shift(t, self, other)
     if within is not None:
+        # a shift by all bits but one leaves the sign: 0 or -1
         amount = t.select(within, amount, 8 * BYTES[x.dtype] - 1)
     if x.dtype is DType.INT64 and x.constant is None and not t.has_int64:
-        # computed as int32: for a number of 32 bits, a shift by more than 31 gives the
-        # same as one by 31
+        # x is computed as int32, where a shift by 31 leaves the sign already
         amount = t.minimum(amount, 31)
     return t.right_shift(x, converted(t, amount, x.dtype))
 
 
 def _right_shift_of_bits(t: Tosa, x: Value, requested: Value) -> Value:
-    """Return int32 x shifted right as bits, for targets without such a shift.
+    """Return int32 x shifted right with its sign, for targets without comparisons.
 
-    The bits of a negative x are inverted before and after.
+    Their shift brings zeros in from the left, which is right for x >= 0. The bits of a
+    negative x are inverted before and after it.
     """
     amount, within = in_five_bits(t, requested)
     is_negative = negative(t, x)

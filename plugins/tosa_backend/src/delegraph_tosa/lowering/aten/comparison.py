@@ -112,10 +112,10 @@ def where_of_numbers(t: Tosa, condition: Value, self: float, other: float) -> Va
 
 
 def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Value:
-    """SELECT between two operands.
+    """Return ``on_true`` where ``condition`` is true, else ``on_false``, by SELECT.
 
-    On a target without floats, a choice between two constants, such as a mask of 0 and
-    -inf, is a lazy value: it is quantized when it is added to quantized values.
+    On a target without floats, a choice between two float constants, such as a mask of
+    0 and -inf, is a lazy value: it is quantized when it is added to quantized values.
     """
     # with a constant condition, SELECT folds to a constant by itself
     if "FP" in t.spec.profiles or condition.constant is not None:
@@ -126,7 +126,7 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
             return t.select(condition, on_true, on_false)
 
     def join(t: Tosa, parts: list[Value]) -> Value:
-        """SELECT between both parts, after they were quantized."""
+        """Return SELECT of both ``parts``, after they were quantized."""
         return t.select(condition, *parts)
 
     # the trial builder discards its operators: only the shape of its result is used
@@ -135,7 +135,7 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
 
 
 def _value_of(t: Tosa, operand: Operand) -> Value:
-    """Return a number as a constant [] of fp32, a value as it is."""
+    """Return a number as an fp32 constant []. Return a value as it is."""
     if isinstance(operand, Value):
         return operand
     return t.constant(operand, DType.FP32, ())
@@ -182,10 +182,10 @@ def _as_one_number(t: Tosa, x: Value) -> Value:
 
 
 def lower_triangle(t: Tosa, shape: Sequence[int], diagonal: int = 0) -> Value:
-    """bool [H,W] for a tensor of ``shape`` (*S,H,W): whether row + diagonal >= column.
+    """Return a mask bool [H,W] for a tensor of ``shape`` (*S,H,W).
 
-    GREATER_EQUAL compares the numbers of rows and columns. If H and W are known, it
-    folds to a constant, unless the constant would be too large for the file.
+    It is true where row + diagonal >= column. If H and W are known, GREATER_EQUAL folds
+    to a constant, unless the constant would be too large for the file.
     """
     rows, columns = shape[-2:]
     if is_dynamic(rows) or is_dynamic(columns):

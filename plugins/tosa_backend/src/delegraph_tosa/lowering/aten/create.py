@@ -1,6 +1,7 @@
-"""Tensors that follow from arguments alone: constants.
+"""Operators that create a tensor from numbers: full, zeros, arange and others.
 
-A tensor of equal elements is one element and a TILE.
+The result is a constant. If all elements are equal, the constant has one element, and
+TILE repeats it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def filled(
 
     A ``dtype`` of None is torch's default type for ``number``.
     """
-    dtype = dtype_of_number(number) if dtype is None else dtype
+    if dtype is None:
+        dtype = dtype_of_number(number)
     element = t.constant(number, dtype_of(dtype), (1,) * len(shape))
     return t.tile(element, shape)
 
@@ -63,11 +65,10 @@ def zeros(t: Tosa, size: Shape, dtype: torch.dtype | None) -> Value:
 
 @lowers(aten.scalar_tensor.default)
 def scalar_tensor(t: Tosa, s: float, dtype: torch.dtype | None) -> Value:
-    """-> []; fp32 unless a dtype is given"""
-    if dtype is not None:
-        return filled(t, (), s, dtype)
-    number = s if waits(s) else float(s)
-    return filled(t, (), number, torch.float32)
+    """-> []; fp32 if no dtype is given"""
+    if dtype is None:
+        dtype = torch.float32
+    return filled(t, (), s, dtype)
 
 
 @lowers(aten.full_like.default, aten.new_full.default)
@@ -110,14 +111,15 @@ def zeros_like(
     return full_like(t, self, 0, dtype, size)
 
 
-# ---- numbers in a row
+# ---- different elements
 
 
 @lowers(aten.eye.default, aten.eye.m)
 def eye(t: Tosa, n: int, dtype: torch.dtype | None, m: int | None = None) -> Value:
     """-> [n,m]; n x n where the operator has no ``m``"""
     columns = n if m is None else m
-    return _literal(t, torch.eye(int(n), int(columns), dtype=dtype), "eye")
+    numbers = torch.eye(int(n), int(columns), dtype=dtype)
+    return _literal(t, numbers, "eye")
 
 
 @lowers(aten.linspace.default)
@@ -150,23 +152,25 @@ def arange(
     """-> [N]; start, start + step, .., without ``end``"""
     if waits(start) or waits(end) or waits(step):
         return _arange_at_run_time(t, start, end, step, dtype)
-    return _literal(t, torch.arange(start, end, step, dtype=dtype), "arange")
+    numbers = torch.arange(start, end, step, dtype=dtype)
+    return _literal(t, numbers, "arange")
 
 
 def _arange_at_run_time(
     t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None
 ) -> Value:
-    """As ``arange`` with a dynamic ``start`` or ``end``: (0, 1, ..) * step + start.
+    """Return ``arange`` with a dynamic ``start`` or ``end``: (0, 1, ..) * step + start.
 
     Raises Unsupported unless ``start`` and ``end`` are sizes or ints and ``step`` is an
     int.
     """
-    are_whole = all(
-        is_dynamic(number) or type(number) is int for number in (start, end, step)
+    have_whole_bounds = all(
+        is_dynamic(number) or type(number) is int for number in (start, end)
     )
     why = "the steps of an arange that ends at run time have to be whole numbers"
     t.refuse_unless(
-        are_whole and not is_dynamic(step), by_size(why, "torch.arange(count) * step")
+        have_whole_bounds and type(step) is int,
+        by_size(why, "torch.arange(count) * step"),
     )
     count = -((start - end) // step)  # ceil((end - start) / step)
     element_type = dtype_of(torch.int64 if dtype is None else dtype)
@@ -175,8 +179,8 @@ def _arange_at_run_time(
         row = t.mul(row, step)
     if start == 0:
         return row
-    # The result lies between start and end. Range analysis would add the ranges of row
-    # and start, which is more, and int64 is computed as int32 only if its range fits.
+    # int64 is computed as int32 only if its range fits. The result lies between start
+    # and end; the sum of the ranges of row and start would be wider.
     start_range = size_range(cast(int, start))
     end_range = size_range(cast(int, end))
     with t.proven(_between(start_range, end_range, step)):

@@ -1,4 +1,4 @@
-"""Arithmetic on one and two operands."""
+"""Elementwise arithmetic with one operator of TOSA or a few: exp, add, div and others."""
 
 from __future__ import annotations
 
@@ -107,19 +107,21 @@ def square(t: Tosa, self: Value) -> Value:
 
 
 def product(t: Tosa, left: Operand, right: Operand) -> Value:
-    """Return left * right in their common type.
+    """Return left * right in their common type. At least one is a tensor.
 
     MUL of int8 or int16 returns int32; the cast back wraps around as torch does.
     """
     left, right = promoted(t, left, right)
-    dtype = left.dtype if isinstance(left, Value) else right.dtype  # type: ignore[union-attr]
+    tensor = left if isinstance(left, Value) else right
+    dtype = tensor.dtype  # type: ignore[union-attr]
     if dtype not in (DType.INT8, DType.INT16):
         return t.mul(left, right)
     if isinstance(left, Value):
         left = converted(t, left, DType.INT32)
     if isinstance(right, Value):
         right = converted(t, right, DType.INT32)
-    return converted(t, t.mul(left, right), dtype)
+    wide = t.mul(left, right)
+    return converted(t, wide, dtype)
 
 
 def scaled(t: Tosa, x: Operand, factor: float) -> Operand:
@@ -135,7 +137,7 @@ def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
     """Return left + alpha * right. For two bools: left OR (alpha AND right)."""
     if _is_bool(left) and _is_bool(right):
         if not alpha:
-            # only the shape of ``right`` counts: the result has that of both
+            # still an operand: the result has the shape to which both broadcast
             right = t.logical_and(right, False)
         return t.logical_or(left, right)
     left, right = promoted(t, left, right)
@@ -198,10 +200,11 @@ def div(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
-    """Return x / y as (x * s) * (1 / (y * s)), to avoid overflow of the reciprocal.
+    """Return x / y as (x * scale) * (1 / (y * scale)).
 
-    ``s`` is a power of two, so that the products are exact: ``power`` where abs(y) < 1
-    / power, 1 / power where abs(y) > power, else 1.
+    Without the scale, 1 / y would overflow for a tiny y, and be subnormal for a huge y.
+    The scale is a power of two, so that the products are exact: 2^64 for a tiny y,
+    2^-64 for a huge y, else 1; short floats have 10 instead of 64.
     """
     power = 2.0 ** (64 if y.dtype is DType.FP32 else 10)
     magnitude = t.abs(y)
@@ -216,10 +219,10 @@ def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
 
 
 def inverse(t: Tosa, number: float, dtype: DType) -> float:
-    """1 / number, the factor that replaces a division by ``number``.
+    """Return 1 / number, the factor that replaces a division by ``number``.
 
-    0 gives an infinity of its sign. Raises Unsupported if the factor is finite but no
-    normal number of ``dtype``: a subnormal one loses digits.
+    For 0, it is an infinity of the same sign. Raises Unsupported if the factor is not a
+    normal number of ``dtype``: it overflows, or it is subnormal and loses digits.
     """
     if waits(number):
         return 1 / number
@@ -227,10 +230,10 @@ def inverse(t: Tosa, number: float, dtype: DType) -> float:
         return math.copysign(math.inf, number)
     result = 1 / number
     limits = finfo(dtype)
-    is_finite = math.isfinite(number)
     is_normal = limits.tiny <= math.fabs(result) <= limits.max
+    # a division by infinity or NaN multiplies by 0 or NaN
     t.refuse_unless(
-        is_normal or not is_finite,
+        is_normal or not math.isfinite(number),
         f"1 / {number}, by which a division multiplies, is no normal number of {dtype}",
     )
     return result

@@ -20,7 +20,7 @@ from ..builder import Operand, Tosa
 from ..promotion import converted
 from ..registry import lowers
 from ..torch_values.hints import too_many_comparisons
-from .index import counted, taken
+from .index import gathered, numbers_along
 from .linear import affine
 from .order import COMPARISONS
 
@@ -36,14 +36,14 @@ def grouped_product(t: Tosa, x: Value, matrices: Value, ends: Value) -> Value:
     t.expect_one_type("a matrix product", x, matrices)
     rows, depth = x.shape
     groups, _, width = matrices.shape
-    position = converted(t, counted(t, rows, (rows, 1)), ends.dtype)
+    position = converted(t, numbers_along(t, rows, axis=0, rank=2), ends.dtype)
     is_behind = t.greater_equal(position, t.reshape(ends, (1, groups)))
     group = t.reduce_sum(t.cast(is_behind, DType.INT32), 1)
     chosen = converted(t, t.minimum(group, groups - 1), DType.INT64)
     if not is_dynamic(rows) and rows <= groups:
         # no more is read than all matrices together are
         table = t.reshape(matrices, (1, groups, depth * width))
-        chosen_matrices = taken(t, table, t.reshape(chosen, (1, rows)))
+        chosen_matrices = gathered(t, table, t.reshape(chosen, (1, rows)))
         chosen_matrices = t.reshape(chosen_matrices, (rows, depth, width))
         products = t.matmul(t.reshape(x, (rows, 1, depth)), chosen_matrices)
     else:
@@ -53,7 +53,7 @@ def grouped_product(t: Tosa, x: Value, matrices: Value, ends: Value) -> Value:
         of_all_groups = t.reshape(of_all_groups, (rows, groups, width))
         # taken, not masked and summed: NaN and infinity of another group's matrix do
         # not come in
-        products = taken(t, of_all_groups, chosen)
+        products = gathered(t, of_all_groups, chosen)
     y = t.reshape(products, (rows, width))
     has_group = t.greater(groups, group)
     return t.select(has_group, y, t.like(0.0, y))

@@ -1,7 +1,8 @@
 """Fourier transforms of small sizes, as products with the matrix of the transform.
 
-And operators on complex tensors. FFT2D and RFFT2D are not used: they need the extension
-EXT-FFT and take powers of two only.
+FFT2D and RFFT2D are not used: they need the extension EXT-FFT and take powers of two
+only. A complex tensor [*S] is a ``Complex``: its ``parts`` [*S,2] are the real and the
+imaginary parts. Other operators on complex tensors are here too.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ LARGEST = 1 << 21
 """The most elements of a transform's matrix: 1024 real or 724 complex numbers."""
 
 
-def _waves(size: int, count: int) -> tuple[Any, Any]:
-    """cos and sin of 2 pi j k / size, j < size, k < count: two arrays [size,count]"""
+def _cosine_and_sine(size: int, count: int) -> tuple[Any, Any]:
+    """Return cos and sin of 2 pi j k / size, for j < size and k < count.
+
+    Both are numpy arrays [size,count].
+    """
     turns = np.outer(np.arange(size), np.arange(count)) % size / size
     angles = 2 * math.pi * turns
     # rounding makes cos(pi / 2) 0 instead of 6e-17
@@ -45,7 +49,7 @@ def _waves(size: int, count: int) -> tuple[Any, Any]:
 def _times_matrix(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
     """x [*S,K], numpy ``matrix`` [K,M] -> x @ (matrix * scale) [*S,M].
 
-    Unsupported above LARGEST elements.
+    Raises Unsupported for a matrix of more than LARGEST elements.
     """
     t.refuse_unless(
         matrix.size <= LARGEST,
@@ -61,40 +65,42 @@ def _axis_last(rank: int, axis: int) -> list[int]:
     return [*others, axis]
 
 
-def _inverse(perms: Sequence[int]) -> list[int]:
+def _inverse_permutation(perms: Sequence[int]) -> list[int]:
     """Return the permutation that undoes the permutation ``perms``."""
     return [perms.index(axis) for axis in range(len(perms))]
 
 
 def _transform_of_real(t: Tosa, x: Value, axis: int, count: int, scale: float) -> Value:
-    """x [*A,N,*B] -> ``count`` terms of its transform along ``axis`` [*A,count,*B,2]"""
+    """x [*A,N,*B] -> [*A,count,*B,2], the first terms of its transform along ``axis``.
+
+    The last axis has real and imaginary part.
+    """
     size = x.shape[axis]
     axis_last = _axis_last(x.rank, axis)
-    cosine, sine = _waves(size, count)
-    # the transform sums x * (cos - i sin): the matrix has columns for real and
-    # imaginary parts by turns, [N, count * 2]. 0 - sine, unlike -sine, has no -0.0
+    cosine, sine = _cosine_and_sine(size, count)
+    # term k is the sum of x[j] * (cos - i sin): the matrix [N, count * 2] has the
+    # columns cos and -sin for each k. 0 - sine, unlike -sine, has no -0.0
     matrix = np.stack((cosine, 0 - sine), axis=-1).reshape(size, 2 * count)
     rows = _times_matrix(t, t.transpose(x, axis_last), matrix, scale)
     parts = t.reshape(rows, (*rows.shape[:-1], count, 2))
-    return t.transpose(parts, [*_inverse(axis_last), x.rank])
+    return t.transpose(parts, [*_inverse_permutation(axis_last), x.rank])
 
 
 def _transform_of_complex(
     t: Tosa, parts: Value, axis: int, forward: bool, scale: float
 ) -> Value:
-    """[*A,N,*B,2] -> the transform along ``axis`` [*A,N,*B,2], or its inverse
+    """[*A,N,*B,2] -> [*A,N,*B,2], the transform along ``axis`` or its inverse.
 
     The last axis has real and imaginary part.
     """
     rank = parts.rank - 1
     size = parts.shape[axis]
     axis_last = [*_axis_last(rank, axis), rank]
-    cosine, sine = _waves(size, size)
+    cosine, sine = _cosine_and_sine(size, size)
     if not forward:
         sine = -sine
-    # rows and columns are real and imaginary parts by turns. So for input j and output
-    # k there is a 2x2 block, which multiplies a row (real, imaginary) by cos - i sin:
-    # [[cos, -sin], [sin, cos]]
+    # for input j and output k, the matrix has a 2x2 block, which multiplies a row
+    # (real, imaginary) by cos - i sin: [[cos, -sin], [sin, cos]]
     from_real = np.stack((cosine, -sine), axis=-1)
     from_imaginary = np.stack((sine, cosine), axis=-1)
     matrix = np.stack((from_real, from_imaginary), axis=1)
@@ -102,21 +108,25 @@ def _transform_of_complex(
     moved = t.transpose(parts, axis_last)
     flat = t.reshape(moved, (*moved.shape[:-2], 2 * size))
     rows = _times_matrix(t, flat, matrix, scale)
-    return t.transpose(t.reshape(rows, moved.shape), _inverse(axis_last))
+    return t.transpose(t.reshape(rows, moved.shape), _inverse_permutation(axis_last))
 
 
 def _inverse_to_real(
     t: Tosa, parts: Value, axis: int, size: int, scale: float
 ) -> Value:
-    """[*A,size/2+1,*B,2], a transform of real numbers -> these numbers [*A,size,*B]"""
+    """[*A,size/2+1,*B,2], a transform of real numbers -> these numbers [*A,size,*B].
+
+    ``size`` may be odd: then the transform has (size + 1) / 2 terms.
+    """
     rank = parts.rank - 1
     count = parts.shape[axis]
-    cosine, sine = _waves(size, count)
+    cosine, sine = _cosine_and_sine(size, count)
     # the missing second half of the transform is the conjugate of the first half, so
     # each term counts twice, except the first one and the one in the middle
     term = np.arange(count)
     multiplicity = np.where((term == 0) | (2 * term == size), 1, 2)
-    # [2 * count, size], for rows of real and imaginary parts in turn
+    # the matrix [2 * count, size] has two rows for each term: for its real part, and
+    # for its imaginary part
     from_real = (cosine * multiplicity).T
     from_imaginary = (-sine * multiplicity).T
     matrix = np.stack((from_real, from_imaginary), axis=1).reshape(2 * count, size)
@@ -126,7 +136,7 @@ def _inverse_to_real(
     moved = t.transpose(parts, [*axis_last, rank])
     rows = t.reshape(moved, (*moved.shape[:-2], 2 * count))
     numbers = _times_matrix(t, rows, matrix, scale)
-    return t.transpose(numbers, _inverse(axis_last))
+    return t.transpose(numbers, _inverse_permutation(axis_last))
 
 
 def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
@@ -194,13 +204,13 @@ def _fft_c2r(
 def _normalization(norm: str | None, forward: bool) -> int:
     """Return torch.fft's ``norm`` as a number for ``_normalization_factor``.
 
-    "ortho" is 1. "forward" and "backward" name the direction that is divided by N: 2;
-    the other one gets 0. None means "backward".
+    "ortho" is 1, for both directions. "forward" and "backward" name the direction that
+    is divided by N, which gets 2; the other direction gets 0. None means "backward".
     """
     if norm == "ortho":
         return 1
-    divides_forward = norm == "forward"
-    return 2 if divides_forward == forward else 0
+    is_forward_divided = norm == "forward"
+    return 2 if is_forward_divided == forward else 0
 
 
 def _complex(t: Tosa, x: Value) -> Complex:
@@ -263,7 +273,7 @@ def fft_irfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -
     """complex [*S] -> real [*S']; an axis of N / 2 + 1 elements becomes one of N"""
     count = self.shape[dim]
     even = 2 * (count - 1)
-    # the transforms of ``even`` and of ``even + 1`` real numbers have the same size
+    # the transforms of 4 and of 5 real numbers both have 3 elements
     t.refuse_unless(
         n in (None, even, even + 1),
         f"an inverse of {count} to {n} elements is not lowered",
@@ -304,17 +314,20 @@ def abs(t: Tosa, self: Complex) -> Value:
 def angle(t: Tosa, self: Complex) -> Value:
     """[*S] -> [*S]; radians"""
     imaginary = _imaginary(t, self)
-    return atan2(t, imaginary, _real(t, self))
+    real = _real(t, self)
+    return atan2(t, imaginary, real)
 
 
 def _real(t: Tosa, x: Complex) -> Value:
-    """Return the real part of x [*S], as [*S]."""
-    return t.reshape(slice_axis(t, x.parts, x.rank, 0, 1), x.shape)
+    """Return the real part [*S] of x [*S]."""
+    part = slice_axis(t, x.parts, axis=x.rank, start=0, length=1)
+    return t.reshape(part, x.shape)
 
 
 def _imaginary(t: Tosa, x: Complex) -> Value:
-    """Return the imaginary part of x [*S], as [*S]."""
-    return t.reshape(slice_axis(t, x.parts, x.rank, 1, 1), x.shape)
+    """Return the imaginary part [*S] of x [*S]."""
+    part = slice_axis(t, x.parts, axis=x.rank, start=1, length=1)
+    return t.reshape(part, x.shape)
 
 
 @lowers(aten.permute.default, on=Complex)
@@ -353,7 +366,7 @@ def mul(t: Tosa, self: Operand, other: Operand) -> Complex:
 
 
 def _times_real(t: Tosa, x: Complex, factor: Operand) -> Complex:
-    """x [*S] * factor [*S], a real tensor or a number, as complex [*S]."""
+    """Return x [*S] * factor, which is a real tensor [*S] or a number."""
     t.refuse_unless(
         not isinstance(factor, complex), "a complex number as a factor is not lowered"
     )
@@ -363,7 +376,7 @@ def _times_real(t: Tosa, x: Complex, factor: Operand) -> Complex:
 
 
 def _complex_product(t: Tosa, x: Complex, y: Complex) -> Complex:
-    """[*S], [*S] -> [*S]: (a + ib) (c + id) = (ac - bd) + i (ad + bc)"""
+    """Return the product of x and y: (a + ib) (c + id) = (ac - bd) + i (ad + bc)."""
     a = _real(t, x)
     b = _imaginary(t, x)
     c = _real(t, y)

@@ -1,6 +1,7 @@
 """Reading elements at indices: GATHER of values [N,K,C] at indices [N,W].
 
-An index out of range is an error in torch; in TOSA its result is undefined.
+An index out of range is an error in torch; in TOSA its result is undefined. Rules
+declare the range that torch accepts (``indexes``).
 """
 
 from __future__ import annotations
@@ -29,64 +30,73 @@ aten = torch.ops.aten
 # ---- shared by reading and writing
 
 
-def movable(t: Tosa, dtype: DType) -> DType:
-    """Return the type in which GATHER and SCATTER move ``dtype``: a number for BOOL."""
+def movable_type(t: Tosa, dtype: DType) -> DType:
+    """Return the type in which GATHER and SCATTER move elements of ``dtype``.
+
+    They do not take BOOL, which is moved as int8, or as fp32 without the profile INT.
+    """
     if dtype is not DType.BOOL:
         return dtype
     return DType.INT8 if "INT" in t.spec.profiles else DType.FP32
 
 
-def taken(t: Tosa, values: Value, indices: Value) -> Value:
+def gathered(t: Tosa, values: Value, indices: Value) -> Value:
     """values [N,K,C], indices [N,W] -> [N,W,C] by GATHER, for any element type."""
-    moved_type = movable(t, values.dtype)
+    moved_type = movable_type(t, values.dtype)
     rows = t.gather(converted(t, values, moved_type), indices)
     return converted(t, rows, values.dtype)
 
 
-def counted(t: Tosa, size: int, shape: Sequence[int]) -> Value:
-    """Return the numbers 0 .. size - 1, int64, reshaped to ``shape``."""
-    return t.reshape(t.numbers(size, DType.INT64), shape)
-
-
-def along(rank: int, axis: int, size: int) -> Shape:
+def shape_along(rank: int, axis: int, size: int) -> Shape:
     """Return a shape of ``rank`` axes: ``size`` along ``axis``, 1 along all others."""
     shape = [1] * rank
     shape[axis] = size
     return tuple(shape)
 
 
+def numbers_along(t: Tosa, size: int, axis: int, rank: int) -> Value:
+    """Return 0 .. size - 1, int64, along ``axis`` of a tensor with ``rank`` axes.
+
+    All other axes have size 1.
+    """
+    return t.reshape(t.numbers(size, DType.INT64), shape_along(rank, axis, size))
+
+
 def without_axis(t: Tosa, y: Value, axis: int) -> Value:
-    """Return y without the axis ``axis``, which has size 1."""
+    """Return y without ``axis``, which has size 1."""
     return t.reshape(y, replace_axis(y.shape, axis))
 
 
 def from_start(t: Tosa, index: Value, size: int) -> Value:
-    """Return ``index`` into an axis of ``size`` as int64, without negative numbers."""
+    """Return ``index`` into an axis of ``size`` as int64, counted from the start.
+
+    ``size`` is added to negative indices, which count from the end.
+    """
     index = converted(t, index, DType.INT64)
     if range_of(index)[0] >= 0:
         return index
     is_negative = t.greater(0, index)
     start = t.select(is_negative, t.like(size, index), 0)
-    with t.proven(addresses((size,))):
+    with t.proven(_flat_indices((size,))):
         return t.add(index, start)
 
 
-def addresses(shape: Shape) -> Range:
+def _flat_indices(shape: Shape) -> Range:
     """Return the range of flat indices into a tensor of ``shape``.
 
-    GATHER reads from an axis that has all elements, and TOSA has no axis longer than
-    LARGEST_SIZE. So dynamic sizes with a product that could be larger are
-    small enough whenever the file runs.
+    It ends at LARGEST_SIZE, even if the product of dynamic sizes could be larger.
+    GATHER reads from one axis with all elements, and TOSA has no longer axis: such a
+    file cannot run.
     """
-    largest_count = size_range(math.prod(shape))[1]
+    _, largest_count = size_range(math.prod(shape))
     return 0, min(largest_count, LARGEST_SIZE) - 1
 
 
 class Addressed(NamedTuple):
     """The operands of a GATHER or SCATTER of single elements.
 
-    ``elements`` is [N,K',1], ``addresses`` [N,W]: flat indices into the elements of one
-    batch.
+    ``elements`` [N,K',1] are those of a tensor in N batches. ``addresses`` [N,W] are
+    flat indices into the K' elements of a batch.
     """
 
     elements: Value
@@ -94,26 +104,28 @@ class Addressed(NamedTuple):
 
 
 def addressed(t: Tosa, x: Value, dim: int, index: Value) -> Addressed:
-    """Return the operands of GATHER that index x along ``dim``.
+    """Return the operands of a GATHER that indexes x as ``torch.gather`` does.
 
-    x is [*A,K,*B], ``index`` is [*A',W',*B']. If x and ``index`` have the same axes
-    before ``dim``, N is their product; else N is 1, and the addresses count through all
-    of x.
+    x is [*A,K,*B], ``index`` is [*A',W',*B']. Element (a, w, b) of the result is
+    x[a, index[a, w, b], b]. Its address is the sum of these positions, each times the
+    stride of its axis. If A' is A, these axes are the batch. Otherwise there is one
+    batch, all of x.
     """
     axis = axis_of(dim, x.rank)
     is_batched = index.shape[:axis] == x.shape[:axis]
-    batch = math.prod(x.shape[:axis]) if is_batched else 1
+    first_axis = axis if is_batched else 0
+    batch = math.prod(x.shape[:first_axis])
     strides = [math.prod(x.shape[a + 1 :]) for a in range(x.rank)]
     address = converted(t, index, DType.INT64)
-    with t.proven(addresses(x.shape)):
-        # address = sum of position * stride over the axes that are not in the batch
+    with t.proven(_flat_indices(x.shape)):
         if strides[axis] != 1:
             address = t.mul(address, strides[axis])
-        for a in range(axis if is_batched else 0, x.rank):
+        for a in range(first_axis, x.rank):
             size = index.shape[a]
-            if a != axis and size > 1:
-                position = counted(t, size, along(x.rank, a, size))
-                address = t.add(address, t.mul(position, strides[a]))
+            if a == axis or size == 1:
+                continue
+            position = numbers_along(t, size, a, x.rank)
+            address = t.add(address, t.mul(position, strides[a]))
     elements = t.reshape(x, (batch, math.prod(x.shape) // batch, 1))
     address = t.reshape(address, (batch, math.prod(index.shape) // batch))
     return Addressed(elements, address)
@@ -128,9 +140,10 @@ def ranked_pair(t: Tosa, x: Value, index: Value) -> tuple[Value, Value]:
 class Rows(NamedTuple):
     """The operands of a GATHER or SCATTER for ``x[indices]``.
 
-    ``values`` [N,K,C] is x transposed by ``order`` and reshaped; ``places`` [N,W] are
-    the indices of the selected rows. ``result`` is the shape of ``x[indices]``: batch
-    axes, the shape of the indices, the other axes.
+    ``values`` [N,K,C] is x transposed by ``order`` and reshaped: N are the batch axes,
+    K the indexed axes, C all others. ``places`` [N,W] are the indices of the selected
+    rows. ``result`` is the shape of ``x[indices]``: batch axes, the shape of the
+    indices, the other axes.
     """
 
     values: Value
@@ -146,32 +159,32 @@ def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
     before them are the batch. Otherwise there is no batch: torch puts the axes of the
     indices first in the result.
     """
+    present = [index for index in indices if index is not None]
     axes = [a for a, index in enumerate(indices) if index is not None]
     first_indexed = axes[0]
     are_adjacent = axes == list(range(first_indexed, axes[-1] + 1))
     lead = list(range(first_indexed)) if are_adjacent else []
     trail = [a for a in range(x.rank) if a not in lead and a not in axes]
+    batch = tuple([x.shape[a] for a in lead])
+    indexed = tuple([x.shape[a] for a in axes])
+    others = tuple([x.shape[a] for a in trail])
     order = [*lead, *axes, *trail]
-    x = t.transpose(x, order)
-    first = len(lead)
-    end = first + len(axes)
-    batch = x.shape[:first]
-    sizes = x.shape[first:end]
-    after = x.shape[end:]
-    # the indexed axes become one, of which ``place`` selects rows; every batch n uses
-    # the same places
-    place = _joint_index(t, [index for index in indices if index is not None], sizes)
     n = math.prod(batch)
+    values = t.reshape(
+        t.transpose(x, order), (n, math.prod(indexed), math.prod(others))
+    )
+    # every batch uses the same places
+    place = _joint_index(t, present, indexed)
     count = math.prod(place.shape)
     places = t.tile(t.reshape(place, (1, count)), (n, 1))
-    rows = t.reshape(x, (n, math.prod(sizes), math.prod(after)))
-    return Rows(rows, places, order, (*batch, *place.shape, *after))
+    return Rows(values, places, order, (*batch, *place.shape, *others))
 
 
 def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
     """Return one index into flattened axes of ``sizes``, from one index for each axis.
 
-    The indices broadcast. Raises Unsupported for a mask (an index of type bool).
+    Indices i, j, k into sizes (A, B, C) become (i * B + j) * C + k. They broadcast.
+    Raises Unsupported for a mask (an index of type bool).
     """
     joint: Value | None = None
     for index, size in zip(indices, sizes, strict=True):
@@ -180,8 +193,11 @@ def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
             "the number of elements that a mask selects depends on the data",
         )
         position = from_start(t, index, size)
-        with t.proven(addresses(sizes)):
-            joint = position if joint is None else t.add(t.mul(joint, size), position)
+        if joint is None:
+            joint = position
+            continue
+        with t.proven(_flat_indices(sizes)):
+            joint = t.add(t.mul(joint, size), position)
     assert joint is not None
     return joint
 
@@ -195,7 +211,8 @@ def embedding(t: Tosa, weight: Value, indices: Value, padding_idx: int) -> Value
     rows, width = weight.shape
     table = t.reshape(weight, (1, rows, width))
     places = t.reshape(indices, (1, math.prod(indices.shape)))
-    return t.reshape(taken(t, table, places), (*indices.shape, width))
+    selected = gathered(t, table, places)
+    return t.reshape(selected, (*indices.shape, width))
 
 
 @lowers(aten.index_select.default, indexes={"index": positions("self", "dim")})
@@ -206,7 +223,7 @@ def index_select(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     axes_before = axis_of(dim, self.rank)
     indices = [None] * axes_before + [t.ranked(index, 1)]
     rows = rows_of(t, self, indices)
-    return t.reshape(taken(t, rows.values, rows.places), rows.result)
+    return t.reshape(gathered(t, rows.values, rows.places), rows.result)
 
 
 @lowers(
@@ -217,7 +234,7 @@ def index_tensor(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value
     axes without an index
     """
     rows = rows_of(t, self, indices)
-    return t.reshape(taken(t, rows.values, rows.places), rows.result)
+    return t.reshape(gathered(t, rows.values, rows.places), rows.result)
 
 
 @lowers(aten.gather.default, indexes={"index": positions("self", "dim")})
@@ -225,7 +242,7 @@ def gather(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     """self [*A,K,*B], index [*A',W,*B'] -> [*A',W,*B']"""
     x, place = ranked_pair(t, self, index)
     elements, addresses = addressed(t, x, dim, place)
-    return t.reshape(taken(t, elements, addresses), index.shape)
+    return t.reshape(gathered(t, elements, addresses), index.shape)
 
 
 @lowers(aten.take.default, indexes={"index": elements("self")})
@@ -258,7 +275,7 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
         place = expanded(t, indices, replace_axis(others, axis, indices.shape[axis]))
     place = from_start(t, place, x.shape[axis])
     elements, addresses = addressed(t, x, axis, place)
-    return t.reshape(taken(t, elements, addresses), place.shape)
+    return t.reshape(gathered(t, elements, addresses), place.shape)
 
 
 @lowers(aten.one_hot.default, indexes={"self": classes("num_classes")})
@@ -268,6 +285,5 @@ def one_hot(t: Tosa, self: Value, num_classes: int) -> Value:
         num_classes > 0, "the shape of one_hot without num_classes depends on the data"
     )
     named = t.reshape(self, (*self.shape, 1))
-    last_axis = along(self.rank + 1, self.rank, num_classes)
-    hit = t.equal(named, counted(t, num_classes, last_axis))
-    return converted(t, hit, DType.INT64)
+    positions = numbers_along(t, num_classes, axis=self.rank, rank=self.rank + 1)
+    return converted(t, t.equal(named, positions), DType.INT64)

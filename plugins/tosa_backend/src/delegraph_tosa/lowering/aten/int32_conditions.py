@@ -1,7 +1,8 @@
 """Conditions on int32 as integers 0 and 1, for targets without PRO-INT.
 
-These add, multiply, divide and shift int32, but neither compare nor select. A sign is a
-bit, which a shift brings to the end; a product with 0 or 1 selects.
+These targets add, multiply, divide and shift int32, but neither compare nor select. The
+sign of x is its first bit, so ``x >> 31`` compares with 0. A product with 0 or 1
+selects.
 """
 
 from __future__ import annotations
@@ -24,16 +25,15 @@ def negative(t: Tosa, x: Value) -> Value:
 def positive(t: Tosa, x: Value) -> Value:
     """int32 [*S] -> [*S]; 1 where x is above 0, else 0.
 
-    x is not -2**31, because 2**31 is no int32.
+    x must not be -2**31, because 2**31 does not fit into int32.
     """
     return negative(t, t.sub(0, x))
 
 
 def inverted_where(t: Tosa, condition: Value, x: Value) -> Value:
-    """int32 [*S] -> [*S]; -1 - x where ``condition`` is 1, x where it is 0
+    """int32 [*S] -> [*S]; -1 - x, all bits inverted, where ``condition`` is 1, else x.
 
-    All bits of x are inverted there. One of the two products is 0, so that their sum is
-    an int32 for any x.
+    One of the two products is 0, so that their sum fits into int32 for any x.
     """
     kept = t.mul(x, t.sub(1, condition))
     inverted = t.mul(t.sub(-1, x), condition)
@@ -41,14 +41,14 @@ def inverted_where(t: Tosa, condition: Value, x: Value) -> Value:
 
 
 def in_five_bits(t: Tosa, x: Value) -> tuple[Value, Value | None]:
-    """int32 [*S] -> the last five bits [*S], and 1 where there are no others, else 0
+    """Return the last five bits of int32 x, and 1 where x has no other bits, else 0.
 
-    None is 1 everywhere.
+    None means 1 everywhere.
     """
     if inside(range_of(x), (0, 31)):
         return x, None
-    above = t.right_shift_of_bits(x, 5)
-    # ``above`` has 27 bits: with all of them added, bit 27 is set unless it is 0
-    has_others = t.right_shift_of_bits(t.add(above, (1 << 27) - 1), 27)
-    last_bits = t.sub(x, t.left_shift(above, 5))
+    others = t.right_shift_of_bits(x, 5)
+    # ``others`` has 27 bits: others + 2**27 - 1 has bit 27 unless ``others`` is 0
+    has_others = t.right_shift_of_bits(t.add(others, (1 << 27) - 1), 27)
+    last_bits = t.sub(x, t.left_shift(others, 5))
     return last_bits, t.sub(1, has_others)

@@ -16,7 +16,7 @@ from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
 from ..geometry.interpolated_axis import Axis
-from .index import taken
+from .index import gathered
 from .shape import replace_axis
 
 SHARPNESS = -0.75
@@ -55,7 +55,7 @@ def _elements_at(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
     row = t.reshape(t.cast(positions, DType.INT32), (1, count))
     index = t.tile(row, (before, 1))
     values = t.reshape(x, (before, x.shape[axis], after))
-    return t.reshape(taken(t, values, index), replace_axis(x.shape, axis, count))
+    return t.reshape(gathered(t, values, index), replace_axis(x.shape, axis, count))
 
 
 def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:

@@ -22,10 +22,11 @@ from ..promotion import converted
 from ..registry import lowers
 from ..torch_values.tensor_types import dtype_of
 from .elementwise import product, scaled, sum_of
+from .shape import expanded
 
 aten = torch.ops.aten
 MOST_TERMS = 1 << 17
-"""Of so many products of two int8, -128 each, the sum does not fit into int32."""
+"""The sum of so many products (-128) * (-128) does not fit into int32: 2^17 * 2^14."""
 
 
 def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
@@ -34,19 +35,20 @@ def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
         y = _product(t, x, t.transpose(weight, (1, 0)))
         return y if bias is None else t.add(y, bias)
     outputs, inputs = weight.shape
-    image = t.reshape(x, _image(x.shape))
+    image = t.reshape(x, _image_shape(x.shape))
     kernel = t.reshape(weight, (outputs, 1, 1, inputs))
-    bias = t.no_bias(x) if bias is None else bias
+    if bias is None:
+        bias = t.no_bias(x)
     y = t.conv2d(image, kernel, bias, pad=(0, 0, 0, 0), stride=(1, 1), dilation=(1, 1))
     return t.reshape(y, (*x.shape[:-1], outputs))
 
 
-def _image(shape: Shape) -> Shape:
+def _image_shape(shape: Shape) -> Shape:
     """Return the shape [N,1,W,I] in which x [*S,I] is an image for CONV2D.
 
-    Rows lie along the width: along the height, Vela's code takes twice the cycles. If
-    ``S`` has one or two axes, the reshape only adds axes of size 1, which costs
-    nothing.
+    The vectors [I] lie along the width. Along the height, code from Vela, the compiler
+    of Ethos-U, takes twice the cycles. If ``S`` has one or two axes, the reshape only
+    adds axes of size 1, which costs nothing.
     """
     *leading, inputs = shape
     if len(leading) == 2:
@@ -81,7 +83,7 @@ def batched_product(t: Tosa, left: Value, right: Value) -> Value:
 
 
 def broadcast(left: Shape, right: Shape) -> Shape:
-    """Return the shape to which both shapes broadcast."""
+    """Return the shape to which both shapes broadcast: [5, 1] and [3] -> [5, 3]."""
     rank = max(len(left), len(right))
     left = (1,) * (rank - len(left)) + left
     right = (1,) * (rank - len(right)) + right
@@ -89,13 +91,10 @@ def broadcast(left: Shape, right: Shape) -> Shape:
 
 
 def _in_batch(t: Tosa, x: Value, batch: Shape) -> Value:
-    """x [*B',L,K] -> [B,L,K], broadcast to batch axes ``batch`` with product B"""
-    x = t.ranked(x, len(batch) + 2)
-    multiples = [
-        size // present for size, present in zip(batch, x.shape[:-2], strict=True)
-    ]
-    x = t.tile(x, [*multiples, 1, 1])
-    return t.reshape(x, (math.prod(batch), *x.shape[-2:]))
+    """x [*B',L,K] -> [B,L,K]: B' is broadcast to the axes ``batch``, which become one."""
+    matrix = x.shape[-2:]
+    x = expanded(t, x, (*batch, *matrix))
+    return t.reshape(x, (math.prod(batch), *matrix))
 
 
 @lowers(aten.linear.default)
@@ -117,7 +116,7 @@ def matmul(t: Tosa, self: Value, other: Value) -> Value:
     right
     """
     t.expect_one_type("a matrix product", self, other)
-    left = self if self.rank > 1 else t.reshape(self, (1, *self.shape))
+    left = t.ranked(self, max(self.rank, 2))
     right = other if other.rank > 1 else t.reshape(other, (*other.shape, 1))
     if right.rank == 2:
         y = times_matrix(t, left, right)
@@ -125,6 +124,7 @@ def matmul(t: Tosa, self: Value, other: Value) -> Value:
         y = batched_product(t, left, right)
     *batch, rows, columns = y.shape
     result = list(batch)
+    # the result has no axis for a vector's added one
     if self.rank > 1:
         result.append(rows)
     if other.rank > 1:
@@ -177,7 +177,7 @@ def addbmm(
     """
     t.expect_one_type("a matrix product", self, batch1, batch2)
     batch, rows, depth = batch1.shape
-    # the sum over the batch is one product, in which its axis is a part of the depth
+    # the sum over the batch is one product of matrices [L,B*K] and [B*K,M]
     rows_first = t.transpose(batch1, (1, 0, 2))
     left = t.reshape(rows_first, (rows, batch * depth))
     right = t.reshape(batch2, (batch * depth, batch2.shape[2]))
@@ -198,8 +198,7 @@ def bilinear(
     rows = math.prod(lead)
     # input1 @ weight[o] for all o at once, [rows,O,B]; then each row is multiplied by
     # its input2 [rows,B,1]
-    first_axis_first = t.transpose(weight, (1, 0, 2))
-    matrix = t.reshape(first_axis_first, (first, outputs * second))
+    matrix = t.reshape(t.transpose(weight, (1, 0, 2)), (first, outputs * second))
     left = t.reshape(_product(t, input1, matrix), (rows, outputs, second))
     right = t.reshape(input2, (rows, second, 1))
     y = t.reshape(t.matmul(left, right), (*lead, outputs))
@@ -215,9 +214,9 @@ def _int_mm(t: Tosa, self: Value, mat2: Value) -> Value:
         depth < MOST_TERMS, f"a sum of {depth} products of int8 may not fit into int32"
     )
     if mat2.constant is None:
-        y = _matmul_in(t, self, mat2, DType.INT32)
+        y = _matmul_returning(t, self, mat2, DType.INT32)
         return t.reshape(y, (rows, columns))
-    image = t.reshape(self, _image(self.shape))
+    image = t.reshape(self, _image_shape(self.shape))
     kernel = t.reshape(t.transpose(mat2, (1, 0)), (columns, 1, 1, depth))
     bias = t.constant(0, DType.INT32)
     y = t.emit(
@@ -231,7 +230,7 @@ def _int_mm(t: Tosa, self: Value, mat2: Value) -> Value:
     return t.reshape(y, (rows, columns))
 
 
-def _matmul_in(t: Tosa, left: Value, right: Value, dtype: DType) -> Value:
+def _matmul_returning(t: Tosa, left: Value, right: Value, dtype: DType) -> Value:
     """left [L,K], right [K,M] -> [1,L,M], a MATMUL that returns ``dtype``."""
     left = t.ranked(left, 3)
     right = t.ranked(right, 3)
@@ -256,15 +255,18 @@ def _scaled_mm(
     Scales belong to tensors, or to rows [L,1] and columns [1,M].
     """
     dtype = self.dtype if out_dtype is None else dtype_of(out_dtype)
-    has_no_result_scale = scale_result is None or dtype not in FLOAT8
+    # torch ignores the scale of a result that is not fp8
+    scales_result = scale_result is not None and dtype in FLOAT8
+    have_fp32_scales = scale_a.dtype is scale_b.dtype is DType.FP32
     t.refuse_unless(
-        has_no_result_scale and scale_a.dtype is scale_b.dtype is DType.FP32,
+        have_fp32_scales and not scales_result,
         "scales of results or of blocks are not lowered",
     )
     scales = [scale for scale in (scale_a, scale_b) if not _is_one(scale)]
     is_plain = not scales and bias is None and self.dtype is mat2.dtype
     if use_fast_accum and is_plain and dtype is DType.FP16:
-        y = _matmul_in(t, self, mat2, DType.FP16)
+        # MATMUL of fp8 returns fp16
+        y = _matmul_returning(t, self, mat2, DType.FP16)
         return t.reshape(y, (self.shape[0], mat2.shape[1]))
     y = times_matrix(t, widened(t, self), widened(t, mat2))
     for scale in scales:
@@ -289,7 +291,7 @@ def _is_one(scale: Value) -> bool:
 
 
 def _added(t: Tosa, self: Value, y: Value, beta: float, alpha: float) -> Value:
-    """beta * self + alpha * y.
+    """Return beta * self + alpha * y.
 
     If beta is 0, ``self`` is not read, as in torch: a NaN there has no effect.
     """

@@ -17,7 +17,7 @@ from ..geometry.layout import channels_last
 from ..promotion import converted
 from ..ranges.index_bounds import labels
 from ..registry import lowers
-from .index import taken
+from .index import gathered
 from .reduce import log_softmax_of
 from .shape import replace_axis
 
@@ -55,7 +55,7 @@ def _labels(
         weights = t.constant(1, dtype, (1,))
     else:
         table = t.reshape(weight, (1, count, 1))
-        weights = taken(t, table, t.reshape(classes, (1, *flat.shape)))
+        weights = gathered(t, table, t.reshape(classes, (1, *flat.shape)))
         weights = t.reshape(weights, flat.shape)
     return Labels(classes, counted, t.select(counted, weights, 0))
 
@@ -94,7 +94,7 @@ def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
     """
     count, classes = rows.shape
     table = t.reshape(rows, (count, classes, 1))
-    selected = taken(t, table, t.reshape(labels.classes, (count, 1)))
+    selected = gathered(t, table, t.reshape(labels.classes, (count, 1)))
     losses = t.negate(t.reshape(selected, (count,)))
     weighted = t.mul(losses, labels.weights)
     return t.select(labels.counted, weighted, 0)

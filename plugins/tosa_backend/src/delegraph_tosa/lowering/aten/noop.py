@@ -1,4 +1,7 @@
-"""Operators that compute nothing: copies, detach, dropout in inference, checks."""
+"""Operators that return their input: copies, detach, dropout in inference.
+
+Also a check without a result.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Normalization."""
+"""Batch, layer, RMS, group and instance normalization.
+
+Batch normalization uses constant statistics. The others compute theirs from the input.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from .reduce import average
 aten = torch.ops.aten
 
 
-def normalized(
+def _batch_normalized(
     t: Tosa,
     x: Value,
     weight: Value | None,
@@ -47,9 +50,10 @@ def factor_and_offset(
     variance: Value,
     eps: float,
 ) -> tuple[Value, Value]:
-    """all [C] -> factor and offset [C]: a batch norm is x * factor + offset.
+    """Return factor and offset [C] of a batch norm, which is x * factor + offset.
 
-    factor = weight / sqrt(variance + eps), offset = bias - mean * factor
+    factor = weight / sqrt(variance + eps), offset = bias - mean * factor. The arguments
+    are [C] too.
     """
     factor = t.rsqrt(t.add(variance, eps))
     if weight is not None:
@@ -66,16 +70,9 @@ def channel_shape(x: Value) -> tuple[int, ...]:
     return (1, x.shape[1]) + (1,) * inner_axes
 
 
-def last_axes(
-    x: Value, normalized_shape: Sequence[int]
-) -> tuple[Sequence[int], tuple[int, ...]]:
-    """Return the last axes of x, of sizes ``normalized_shape``, and their shape.
-
-    In this shape, they broadcast with x.
-    """
-    before = x.rank - len(normalized_shape)
-    axes = range(before, x.rank)
-    return axes, (1,) * before + tuple(normalized_shape)
+def last_axes(x: Value, normalized_shape: Sequence[int]) -> Sequence[int]:
+    """Return the last axes of x, which have the sizes ``normalized_shape``."""
+    return range(x.rank - len(normalized_shape), x.rank)
 
 
 @lowers(aten.batch_norm.default)
@@ -98,7 +95,7 @@ def batch_norm(
     assert running_mean is not None
     assert running_var is not None
     _expect_one_type(t, input, weight, bias, running_mean, running_var)
-    return normalized(t, input, weight, bias, running_mean, running_var, eps)
+    return _batch_normalized(t, input, weight, bias, running_mean, running_var, eps)
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
@@ -115,17 +112,8 @@ def _native_batch_norm_legit_no_training(
     not lowered
     """
     _expect_one_type(t, input, weight, bias, running_mean, running_var)
-    y = normalized(t, input, weight, bias, running_mean, running_var, eps)
+    y = _batch_normalized(t, input, weight, bias, running_mean, running_var, eps)
     return y, None, None
-
-
-class Standardized(NamedTuple):
-    """A standardized tensor and its statistics: y = (x - mean) * scale, in fp32."""
-
-    y: Value
-    mean: Value
-    scale: Value
-    """1 / sqrt(variance + eps)"""
 
 
 def _expect_one_type(t: Tosa, input: Value, *others: Value | None) -> None:
@@ -141,26 +129,35 @@ def _expect_one_type(t: Tosa, input: Value, *others: Value | None) -> None:
 # ---- statistics of the input itself
 
 
-def standardized(t: Tosa, x: Value, axes: Sequence[int], eps: float) -> Standardized:
-    """x [*S] -> y [*S], and mean and scale, over ``axes``, which keep size 1.
+class Standardized(NamedTuple):
+    """A standardized tensor and its statistics: y = (x - mean) * scale, in fp32."""
+
+    y: Value
+    mean: Value
+    scale: Value
+    """1 / sqrt(variance + eps)"""
+
+
+def _standardized(t: Tosa, x: Value, axes: Sequence[int], eps: float) -> Standardized:
+    """x [*S] -> y [*S]; mean and scale have size 1 along ``axes``.
 
     Where the variance overflows (deviations above 1e19), y is 0; torch returns 0 or NaN
     there.
     """
     x = converted(t, x, DType.FP32)
     mean = average(t, x, axes, keepdim=True)
-    centred = t.sub(x, mean)
-    variance = average(t, t.mul(centred, centred), axes, keepdim=True)
+    difference = t.sub(x, mean)
+    variance = average(t, t.mul(difference, difference), axes, keepdim=True)
     scale = t.rsqrt(t.add(variance, eps))
-    return Standardized(t.mul(centred, scale), mean, scale)
+    return Standardized(t.mul(difference, scale), mean, scale)
 
 
 def _times_weight_plus_bias(
     t: Tosa, y: Value, weight: Value | None, bias: Value | None, shape: Sequence[int]
 ) -> Value:
-    """Return y * weight + bias in fp32.
+    """Return y * weight + bias in fp32; a weight or bias of None has no effect.
 
-    ``weight`` and ``bias`` are reshaped to ``shape``. None leaves the step out.
+    Both are reshaped to ``shape``, which broadcasts with y.
     """
     if weight is not None:
         weight = converted(t, weight, DType.FP32)
@@ -179,13 +176,13 @@ def _layer_norm(
     bias: Value | None,
     eps: float,
 ) -> Standardized:
-    """Return ``native_layer_norm``'s results in the types of torch."""
-    axes, shape = last_axes(x, normalized_shape)
-    y, mean, scale = standardized(t, x, axes, eps)
+    """Return the results of ``native_layer_norm`` in the types of torch."""
+    axes = last_axes(x, normalized_shape)
+    y, mean, scale = _standardized(t, x, axes, eps)
     statistics_type = _statistics_type(x, weight)
     mean = converted(t, mean, statistics_type)
     scale = converted(t, scale, statistics_type)
-    y = _times_weight_plus_bias(t, y, weight, bias, shape)
+    y = _times_weight_plus_bias(t, y, weight, bias, normalized_shape)
     return Standardized(converted(t, y, x.dtype), mean, scale)
 
 
@@ -234,21 +231,25 @@ def rms_norm(
     None is the machine epsilon
     """
     x = converted(t, input, DType.FP32)
-    axes, shape = last_axes(input, normalized_shape)
+    axes = last_axes(input, normalized_shape)
     if eps is None:
         eps = finfo(input.dtype).eps
     mean_square = average(t, t.mul(x, x), axes, keepdim=True)
-    y = t.mul(x, t.rsqrt(t.add(mean_square, eps)))
-    y = _times_weight_plus_bias(t, y, weight, None, shape)
+    scale = t.rsqrt(t.add(mean_square, eps))
+    y = t.mul(x, scale)
+    y = _times_weight_plus_bias(t, y, weight, None, normalized_shape)
     return converted(t, y, input.dtype)
 
 
-def _grouped(t: Tosa, x: Value, groups: int, eps: float) -> Standardized:
-    """x [N,C,*S] -> x standardized over groups; the statistics are [N,groups,1]"""
+def _standardized_groups(t: Tosa, x: Value, groups: int, eps: float) -> Standardized:
+    """x [N,C,*S] -> y [N,C,*S], standardized over each of ``groups`` of channels.
+
+    The statistics are [N,groups,1].
+    """
     batch = x.shape[0]
     group_size = math.prod(x.shape[1:]) // groups
     in_groups = t.reshape(x, (batch, groups, group_size))
-    result = standardized(t, in_groups, [2], eps)
+    result = _standardized(t, in_groups, [2], eps)
     return result._replace(y=t.reshape(result.y, x.shape))
 
 
@@ -262,9 +263,8 @@ def group_norm(
     eps: float,
 ) -> Value:
     """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]"""
-    standard = _grouped(t, input, num_groups, eps)
-    shape = channel_shape(input)
-    y = _times_weight_plus_bias(t, standard.y, weight, bias, shape)
+    y = _standardized_groups(t, input, num_groups, eps).y
+    y = _times_weight_plus_bias(t, y, weight, bias, channel_shape(input))
     return converted(t, y, input.dtype)
 
 
@@ -281,7 +281,7 @@ def native_group_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     """input [N,C,*S] -> [N,C,*S], means and 1 / standard deviations [N,group]"""
-    y, mean, scale = _grouped(t, input, group, eps)
+    y, mean, scale = _standardized_groups(t, input, group, eps)
     statistics_type = _statistics_type(input, weight)
     mean = converted(t, t.reshape(mean, (N, group)), statistics_type)
     scale = converted(t, t.reshape(scale, (N, group)), statistics_type)
@@ -305,9 +305,10 @@ def instance_norm(
     """
     if not use_input_stats and running_mean is not None and running_var is not None:
         _expect_one_type(t, input, weight, bias, running_mean, running_var)
-        return normalized(t, input, weight, bias, running_mean, running_var, eps)
+        return _batch_normalized(t, input, weight, bias, running_mean, running_var, eps)
     t.refuse_unless(
         running_mean is None,
         "instance normalization that keeps running statistics is not lowered",
     )
+    # one group a channel
     return group_norm(t, input, input.shape[1], weight, bias, eps)

@@ -20,7 +20,7 @@ from ..promotion import converted, promoted
 from ..ranges.value_ranges import range_of
 from ..registry import lowers
 from ..torch_values.hints import too_many_comparisons
-from .index import addressed, along, counted, from_start, taken, without_axis
+from .index import addressed, from_start, gathered, numbers_along, without_axis
 from .scan import scanned
 from .shape import replace_axis
 
@@ -70,7 +70,7 @@ def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
     wide = comparable(t, x)
     size = x.shape[axis]
     is_extreme = t.equal(wide, _reduce_extreme(t, wide, axis, largest))
-    positions = counted(t, size, along(x.rank, axis, size))
+    positions = numbers_along(t, size, axis, x.rank)
     candidates = t.select(is_extreme, positions, size - 1)
     return without_axis(t, t.reduce_min(candidates, axis), axis)
 
@@ -146,7 +146,7 @@ def running(t: Tosa, x: Value, dim: int, largest: bool) -> Pair:
     else:
         best = scanned(t, wide, axis, t.minimum, highest)
     is_best = _equal_or_nan(t, wide, best)
-    positions = counted(t, size, along(x.rank, axis, size))
+    positions = numbers_along(t, size, axis, x.rank)
     index = t.select(is_best, positions, 0)
     return converted(t, best, x.dtype), scanned(t, index, axis, t.maximum, 0)
 
@@ -202,9 +202,9 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     place = t.reduce_sum(precedes, 2)
     # invert the permutation: for each place 0, 1, .., the sum over positions has one
     # term that is not 0
-    all_places = converted(t, counted(t, count, (1, 1, count)), DType.INT32)
+    all_places = converted(t, numbers_along(t, count, axis=2, rank=3), DType.INT32)
     is_at_place = t.equal(place, all_places)
-    all_positions = converted(t, counted(t, size, (1, size, 1)), DType.INT32)
+    all_positions = converted(t, numbers_along(t, size, axis=1, rank=3), DType.INT32)
     positions = t.reduce_sum(t.select(is_at_place, all_positions, 0), 1)
     index = converted(t, t.reshape(positions, (rows, count)), DType.INT64)
     # MINIMUM changes no index: it only bounds the range of indices, which are below
@@ -219,7 +219,7 @@ def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     """
     wide = comparable(t, x)
     size = x.shape[1]
-    position = counted(t, size, (1, size))
+    position = numbers_along(t, size, axis=1, rank=2)
     nan = is_nan(t, wide) if x.dtype in FLOATS else t.constant(0, DType.BOOL, (1, 1))
     lowest, highest = _limits(wide)
     last = lowest if descending else highest
@@ -265,8 +265,8 @@ def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
         before = t.logical_or(before, nan_is_before)
         tie = t.logical_or(tie, t.logical_and(nan_i, nan_j))
     # element j comes first of equal ones if j < i
-    i = counted(t, size, (1, size, 1))
-    j = counted(t, size, (1, 1, size))
+    i = numbers_along(t, size, axis=1, rank=3)
+    j = numbers_along(t, size, axis=2, rank=3)
     is_earlier = t.greater(i, j)
     return t.logical_or(before, t.logical_and(tie, is_earlier))
 
@@ -290,7 +290,7 @@ def ordered(
     rows = t.reshape(moved, (row_count, size))
     index = places(t, rows, descending, first + count)
     index = t.slice(index, (0, first), (row_count, count))
-    values = taken(t, t.reshape(rows, (row_count, size, 1)), index)
+    values = gathered(t, t.reshape(rows, (row_count, size, 1)), index)
     # [R,count] -> [*A,*B,count] -> [*A,count,*B]
     shape = (*moved.shape[:-1], count)
     back = [axis_last.index(a) for a in range(x.rank)]
@@ -433,7 +433,7 @@ def searchsorted(
     x = self if isinstance(self, Value) else t.constant(self, row.dtype, ())
     if sorter is not None:
         rows, index = addressed(t, row, -1, sorter)
-        row = t.reshape(taken(t, rows, index), sorter.shape)
+        row = t.reshape(gathered(t, rows, index), sorter.shape)
     # one row for each row of x, else a single one for all elements
     if row.rank == x.rank:
         return count_before(t, row, x, right, out_int32)

@@ -24,7 +24,7 @@ from ..geometry.window import Pad, Window, exact, framed, windows
 from ..promotion import converted
 from ..registry import lowers
 from .conv import concatenated
-from .shape import every, replace_axis, slice_axis
+from .shape import every_nth, replace_axis, slice_axis
 
 aten = torch.ops.aten
 Numbers = int | Sequence[int]
@@ -139,7 +139,7 @@ def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
     starts = slice_axis(t, in_line, axis, 0, span + 1)
     if window.stride == 1:
         return starts
-    return every(t, starts, axis, window.stride)
+    return every_nth(t, starts, axis, window.stride)
 
 
 def _lowest(dtype: DType) -> float:

@@ -1,7 +1,7 @@
-"""Reorders elements: reversed, rotated, windows, diagonals; replaces slices.
+"""Operators that select, reorder or replace elements: flip, diagonal, unfold, ...
 
 Rules use SLICE, CONCAT and REVERSE where a few of them are enough, else one GATHER with
-constant positions.
+constant positions (``geometry.positions``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..geometry.window import framed, spread
 from ..promotion import converted
 from ..registry import lowers
 from .conv import concatenated
-from .shape import bounds, every, expanded, replace_axis, slice_axis
+from .shape import every_nth, expanded, replace_axis, slice_axis, slice_bounds
 
 aten = torch.ops.aten
 Pairs = Sequence[int]
@@ -75,7 +75,8 @@ def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
     perms[first] = second
     perms[second] = first
     swapped = t.transpose(self, perms)
-    return _reversed(t, swapped, [first if quarters == 1 else second])
+    reversed_axis = first if quarters == 1 else second
+    return _reversed(t, swapped, [reversed_axis])
 
 
 @lowers(aten.roll.default)
@@ -85,7 +86,8 @@ def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Va
     """
     if not dims:
         flat = t.reshape(self, (math.prod(self.shape),))
-        return t.reshape(_rolled(t, flat, shifts[0], axis=0), self.shape)
+        rolled = _rolled(t, flat, shifts[0], axis=0)
+        return t.reshape(rolled, self.shape)
     if self.rank == 0:
         return self
     y = self
@@ -100,12 +102,14 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
     offset = shift % size
     if offset == 0:
         return x
+    first = size - offset
     if is_dynamic(size):
-        # one of the two pieces may be empty at run time, and TOSA has no empty tensors
+        # one of the two pieces may be empty at run time, and TOSA has no empty tensors:
+        # abcd -> abcdabcd -> dabc
         twice = t.concat([x, x], axis)
-        return slice_axis(t, twice, axis, size - offset, size)
-    end = slice_axis(t, x, axis, size - offset, offset)
-    start = slice_axis(t, x, axis, 0, size - offset)
+        return slice_axis(t, twice, axis, first, size)
+    end = slice_axis(t, x, axis, first, offset)
+    start = slice_axis(t, x, axis, 0, first)
     return t.concat([end, start], axis)
 
 
@@ -116,7 +120,7 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
 def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
     """[..,N,..,M,..] -> [..,K], elements (k, k + offset) of ``dim1`` and ``dim2``.
 
-    With both axes flattened, these are every (M + 1)-th element.
+    In the flattened axes N and M, these are every (M + 1)-th element.
     """
     first = axis_of(dim1, self.rank)
     second = axis_of(dim2, self.rank)
@@ -131,10 +135,13 @@ def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
         count = smallest(rows + offset, columns)
     flat = t.reshape(x, (*lead, rows * columns))
     step = columns + 1
-    # from the first to the last element of the diagonal
-    length = (largest(count, 1) - 1) * step + 1 if count > 0 else 0
+    length = 0
+    if count > 0:
+        # from the first to the last element of the diagonal
+        length = (largest(count, 1) - 1) * step + 1
     axis = len(lead)
-    return every(t, slice_axis(t, flat, axis, start, length), axis, step)
+    part = slice_axis(t, flat, axis, start, length)
+    return every_nth(t, part, axis, step)
 
 
 @lowers(aten.linalg_diagonal.default)
@@ -149,7 +156,10 @@ def linalg_diagonal(t: Tosa, A: Value, offset: int, dim1: int, dim2: int) -> Val
 def windows_along(
     t: Tosa, x: Value, axis: int, kernel: int, step: int, dilation: int = 1
 ) -> Value:
-    """x [*A,N,*B] -> [*A,count,kernel,*B], windows, one every ``step`` elements"""
+    """x [*A,N,*B] -> [*A,count,kernel,*B]: windows of ``kernel`` elements.
+
+    A window begins every ``step`` elements; its elements are ``dilation`` apart.
+    """
     reach = dilation * (kernel - 1) + 1
     count = (x.shape[axis] - reach) // step + 1
     if step == kernel and dilation == 1:
@@ -158,14 +168,16 @@ def windows_along(
         covered = slice_axis(t, x, axis, 0, count * kernel)
         return t.reshape(covered, replace_axis(x.shape, axis, count, kernel))
     if is_dynamic(count):
-        # no constant positions for a GATHER: join the k-th elements of all windows for
-        # each k
+        # a GATHER needs constant positions: instead, join for each k the k-th elements
+        # of all windows
         span = (count - 1) * step + 1
-        columns = [slice_axis(t, x, axis, k * dilation, span) for k in range(kernel)]
-        if step != 1:
-            columns = [every(t, column, axis, step) for column in columns]
         shape = replace_axis(x.shape, axis, count, 1)
-        columns = [t.reshape(column, shape) for column in columns]
+        columns = []
+        for k in range(kernel):
+            column = slice_axis(t, x, axis, k * dilation, span)
+            if step != 1:
+                column = every_nth(t, column, axis, step)
+            columns.append(t.reshape(column, shape))
         return concatenated(t, columns, axis + 1)
     starts = np.arange(count) * step
     places = starts[:, None] + np.arange(kernel) * dilation
@@ -200,7 +212,8 @@ def im2col(
     stride_y, stride_x = pair(stride)
     frame = [(0, 0), (0, 0), (padding_y, padding_y), (padding_x, padding_x)]
     x = framed(t, t.ranked(self, 4), frame)
-    # [N,C,H,W] -> [N,C,rows,KH,W] -> [N,C,rows,KH,columns,KW]
+    # [N,C,H,W] -> [N,C,rows,KH,W] -> [N,C,rows,KH,columns,KW], where rows * columns is
+    # L
     x = windows_along(t, x, 2, kernel_height, stride_y, dilation_y)
     x = windows_along(t, x, 4, kernel_width, stride_x, dilation_x)
     n, c, rows, _, columns, _ = x.shape
@@ -240,9 +253,8 @@ def col2im(
     by_row = t.reshape(lines, (n * c, kernel_height, rows, width))
     image = _overlapping_sum(t, by_row, 2, stride_y, dilation_y, height)
     padded = t.reshape(image, (n, c, height, width))
-    y = framed(
-        t, padded, [(0, 0), (0, 0), (-padding_y, -padding_y), (-padding_x, -padding_x)]
-    )
+    begin = (0, 0, padding_y, padding_x)
+    y = t.slice(padded, begin, (n, c, output_height, output_width))
     return y if self.rank == 3 else t.reshape(y, y.shape[1:])
 
 
@@ -281,30 +293,30 @@ def pixel_unshuffle(t: Tosa, self: Value, downscale_factor: int) -> Value:
     return t.reshape(by_pixel, (*lead, channels * r * r, rows, columns))
 
 
-# ---- places in memory
+# ---- views by positions in memory
 
 
-def _memory_places(
+def _memory_positions(
     t: Tosa,
     x: Value,
     size: Sequence[int],
     stride: Sequence[int],
     storage_offset: int | None,
 ) -> Any:
-    """numpy [*size]: the positions in memory of the elements of a view of x.
+    """Return the positions in memory of the elements of a view of x, numpy [*size].
 
     A ``storage_offset`` of None is 0. Raises Unsupported if a position is beyond the
     last element of x.
     """
-    places = np.array(storage_offset or 0)
+    positions = np.array(storage_offset or 0)
     # each axis of the view adds its steps along a new last axis
     for count, step in zip(size, stride, strict=True):
-        places = places[..., None] + np.arange(count) * step
-    inside = places.size == 0 or int(places.max()) < math.prod(x.shape)
+        positions = positions[..., None] + np.arange(count) * step
+    inside = positions.size == 0 or int(positions.max()) < math.prod(x.shape)
     t.refuse_unless(
         inside, "it reads memory beyond its input, of which TOSA knows nothing"
     )
-    return places
+    return positions
 
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default, by_memory=True)
@@ -318,8 +330,8 @@ def as_strided(
     """[*S] -> [*size]; element i, j, .. is at position storage_offset + i * stride[0] +
     j * stride[1] + .. of self
     """
-    places = _memory_places(t, self, size, stride, storage_offset)
-    return rearranged(t, self, places)
+    positions = _memory_positions(t, self, size, stride, storage_offset)
+    return rearranged(t, self, positions)
 
 
 @lowers(aten.as_strided_scatter.default, by_memory=True)
@@ -332,8 +344,8 @@ def as_strided_scatter(
     storage_offset: int | None,
 ) -> Value:
     """self [*S], src [*size] -> [*S] with ``src`` where ``as_strided`` reads"""
-    places = _memory_places(t, self, size, stride, storage_offset)
-    return replaced(t, self, src, places)
+    positions = _memory_positions(t, self, size, stride, storage_offset)
+    return _replaced(t, self, src, positions)
 
 
 @lowers(aten.resize.default, by_memory=True)
@@ -356,12 +368,11 @@ def resize(t: Tosa, self: Value, size: Sequence[int], memory_format: Any) -> Val
 # ---- slices that are replaced
 
 
-def replaced(t: Tosa, x: Value, src: Value, places: Any) -> Value:
-    """Return x [*S] with ``src`` at ``places``, constant flat positions (numpy)"""
+def _replaced(t: Tosa, x: Value, src: Value, positions: Any) -> Value:
+    """Return x [*S] with ``src`` at ``positions``, constant flat indices (numpy)."""
+    # one GATHER reads x and ``src`` joined: elements of ``src`` come after all of x
     sources = numbered(x.shape).ravel()
-    # GATHER reads x and ``src`` joined: positions from the size of x on are elements of
-    # ``src``
-    sources[places.ravel()] = sources.size + np.arange(places.size)
+    sources[positions.ravel()] = sources.size + np.arange(positions.size)
     src = converted(t, src, x.dtype)
     flat_x = t.reshape(x, (math.prod(x.shape),))
     flat_src = t.reshape(src, (math.prod(src.shape),))
@@ -382,29 +393,30 @@ def slice_scatter(
     """self [*A,N,*B], src [*A,M,*B] -> [*A,N,*B] with self[start:end:step] = src"""
     axis = axis_of(dim, self.rank)
     size = self.shape[axis]
-    first, last = bounds(start, end, size)
+    first, stop = slice_bounds(start, end, size)
     if step > 1:
-        places = numbered(self.shape)
-        selected = np.moveaxis(places, axis, 0)[first:last:step]
-        return replaced(t, self, src, np.moveaxis(selected, 0, axis))
+        positions = np.moveaxis(numbered(self.shape), axis, 0)
+        selected = positions[first:stop:step]
+        return _replaced(t, self, src, np.moveaxis(selected, 0, axis))
     src = converted(t, src, self.dtype)
     if is_dynamic(size):
-        return _put_at_run_time(t, self, src, axis, first, size - last)
-    # the parts before and after may be empty, and TOSA has no empty tensors
+        return _put_by_select(t, self, src, axis, first, size - stop)
     parts = [src]
-    if first:
+    # TOSA has no empty tensors
+    if first > 0:
         parts.insert(0, slice_axis(t, self, axis, 0, first))
-    if last < size:
-        parts.append(slice_axis(t, self, axis, last, size - last))
+    if stop < size:
+        parts.append(slice_axis(t, self, axis, stop, size - stop))
     return concatenated(t, parts, axis)
 
 
-def _put_at_run_time(
+def _put_by_select(
     t: Tosa, x: Value, src: Value, axis: int, before: int, after: int
 ) -> Value:
-    """Return x [*A,N,*B] with src [*A,M,*B] in place of its elements, by a SELECT.
+    """Return x [*A,N,*B] with src [*A,M,*B] in place of elements, for a dynamic N.
 
-    It replaces the elements from ``before`` to N - ``after`` of ``axis``.
+    It replaces the elements from ``before`` to N - ``after`` of ``axis``. Either part
+    of x may be empty at run time, so that CONCAT cannot join them.
     """
     padding = [0] * (2 * x.rank)
     padding[2 * axis] = before
@@ -433,8 +445,8 @@ def diagonal_scatter(
     """self [..,N,..,M,..], src [..,K] -> [..,N,..,M,..] with ``src`` on the diagonal"""
     first = axis_of(dim1, self.rank)
     second = axis_of(dim2, self.rank)
-    places = np.diagonal(numbered(self.shape), offset, first, second)
-    return replaced(t, self, src, places)
+    positions = np.diagonal(numbered(self.shape), offset, first, second)
+    return _replaced(t, self, src, positions)
 
 
 @lowers(aten.copy.default)

@@ -24,17 +24,17 @@ Dims = Sequence[int] | int | None
 
 
 def reduced(
-    t: Tosa, x: Value, step: Callable[[Value, int], Value], dims: Dims, keepdim: bool
+    t: Tosa, x: Value, reduce: Callable[[Value, int], Value], dims: Dims, keepdim: bool
 ) -> Value:
-    """x [*S] -> [*S']: ``step(y, axis)`` for each of ``dims``; none means all axes.
+    """x [*S] -> [*S'], reduced by ``reduce(y, axis)`` along each of ``dims`` in turn.
 
-    ``step`` keeps its axis with size 1; without ``keepdim`` these axes are removed at
-    the end.
+    ``reduce`` keeps its axis with size 1. Without ``keepdim``, these axes are removed
+    at the end.
     """
     axes = axes_of(dims, x.rank)
     y = x
     for axis in axes:
-        y = step(y, axis)
+        y = reduce(y, axis)
     return y if keepdim else without_axes(t, y, axes)
 
 
@@ -47,7 +47,7 @@ def without_axes(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
 def axes_of(dims: Dims, rank: int) -> list[int]:
     """Return ``dims`` as axes counted from 0, in order.
 
-    Every axis if it is empty or None.
+    Return every axis if ``dims`` is empty or None.
     """
     if isinstance(dims, int):
         dims = [dims]
@@ -56,27 +56,17 @@ def axes_of(dims: Dims, rank: int) -> list[int]:
     return sorted({axis_of(dim, rank) for dim in dims})
 
 
-def total(
-    t: Tosa, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None
-) -> Value:
-    """Return the sum over ``dims`` as ``dtype``.
+def in_result_type(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
+    """Cast x to the type in which torch returns a sum or product of its elements.
 
-    Short floats in fp32, ints in int64.
-    """
-    x = summand(t, x, dtype)
-    wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
-    y = reduced(t, wide, t.reduce_sum, dims, keepdim)
-    return converted(t, y, x.dtype)
-
-
-def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """Return x in the type of its sum in torch: ``dtype``.
-
-    If that is None, int64 for integers and bools, else x as it is.
+    This is ``dtype``. If ``dtype`` is None, it is int64 for integers and bools, and the
+    type of x for floats.
     """
     if dtype is not None:
         return to_torch(t, x, dtype)
-    return x if x.dtype in FLOATS else converted(t, x, DType.INT64)
+    if x.dtype in FLOATS:
+        return x
+    return converted(t, x, DType.INT64)
 
 
 def average(t: Tosa, x: Value, dims: Dims, keepdim: bool) -> Value:
@@ -111,8 +101,11 @@ def sum(
     dim: Dims = None,
     keepdim: bool = False,
 ) -> Value:
-    """[*S] -> [*S']"""
-    return total(t, self, dim, keepdim, dtype)
+    """[*S] -> [*S']; short floats are added in fp32, integers in int64"""
+    x = in_result_type(t, self, dtype)
+    wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
+    y = reduced(t, wide, t.reduce_sum, dim, keepdim)
+    return converted(t, y, x.dtype)
 
 
 @lowers(aten.amax.default, aten.max.default)
@@ -131,36 +124,19 @@ def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
     """x [*A,N,*B] -> [*A,1,*B], the product along ``axis``.
 
     REDUCE_PRODUCT takes floats only. So the first half is multiplied by the second half
-    until one element is left.
+    until one element is left: [a, b, c, d, e] -> [ac, bd, e] -> [acbd, e] -> ...
     """
     while x.shape[axis] > 1:
         size = x.shape[axis]
         half = size // 2
-        parts = []
+        first = slice_axis(t, x, axis, 0, half)
+        second = slice_axis(t, x, axis, half, half)
+        parts = [product(t, first, second)]
         if size % 2:
             # an odd number of elements leaves the last one for the next round
             parts.append(slice_axis(t, x, axis, 2 * half, 1))
-        first = slice_axis(t, x, axis, 0, half)
-        second = slice_axis(t, x, axis, half, half)
-        parts.insert(0, product(t, first, second))
         x = t.concat(parts, axis)
     return x
-
-
-def multiplied(
-    t: Tosa, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None
-) -> Value:
-    """Return the product over ``dims`` as ``dtype``.
-
-    Short floats are multiplied in fp32, integers in int64.
-    """
-    x = summand(t, x, dtype)
-    if x.dtype not in FLOATS:
-        step = partial(_integer_product, t)
-        return reduced(t, x, step, dims, keepdim)
-    wide = converted(t, x, DType.FP32)
-    y = reduced(t, wide, t.reduce_product, dims, keepdim)
-    return converted(t, y, x.dtype)
 
 
 @lowers(aten.prod.default, aten.prod.dim_int)
@@ -171,8 +147,13 @@ def prod(
     dim: Dims = None,
     keepdim: bool = False,
 ) -> Value:
-    """[*S] -> [*S']"""
-    return multiplied(t, self, dim, keepdim, dtype)
+    """[*S] -> [*S']; short floats are multiplied in fp32, integers in int64"""
+    x = in_result_type(t, self, dtype)
+    if x.dtype not in FLOATS:
+        return reduced(t, x, partial(_integer_product, t), dim, keepdim)
+    wide = converted(t, x, DType.FP32)
+    y = reduced(t, wide, t.reduce_product, dim, keepdim)
+    return converted(t, y, x.dtype)
 
 
 # ---- any and all: a number is true unless it is 0
@@ -184,7 +165,9 @@ def any(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     not all
     """
     x = converted(t, self, DType.BOOL)
-    return x if dim == [] else reduced(t, x, t.reduce_any, dim, keepdim)
+    if dim == []:
+        return x
+    return reduced(t, x, t.reduce_any, dim, keepdim)
 
 
 @lowers(aten.all.default, aten.all.dim, aten.all.dims)
@@ -193,13 +176,15 @@ def all(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     not all
     """
     x = converted(t, self, DType.BOOL)
-    return x if dim == [] else reduced(t, x, t.reduce_all, dim, keepdim)
+    if dim == []:
+        return x
+    return reduced(t, x, t.reduce_all, dim, keepdim)
 
 
-# ---- softmax: reductions that keep the shape
+# ---- softmax and the logarithm of a sum of exponentials
 
 
-def shifted(t: Tosa, x: Value, axis: int) -> Value:
+def _minus_maximum(t: Tosa, x: Value, axis: int) -> Value:
     """Return x minus its maximum along ``axis``, so that exponentials are finite."""
     return t.sub(x, t.reduce_max(x, axis))
 
@@ -211,9 +196,10 @@ def softmax_of(t: Tosa, x: Value, dim: int) -> Value:
         # exp(x - x) is 1, and NaN for infinite x
         return converted(t, t.exp(t.sub(wide, wide)), x.dtype)
     axis = axis_of(dim, x.rank)
-    exponentials = t.exp(shifted(t, wide, axis))
+    exponentials = t.exp(_minus_maximum(t, wide, axis))
     factor = t.reciprocal(t.reduce_sum(exponentials, axis))
-    return converted(t, t.mul(exponentials, factor), x.dtype)
+    y = t.mul(exponentials, factor)
+    return converted(t, y, x.dtype)
 
 
 def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
@@ -223,9 +209,10 @@ def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
         # log(exp(x - x)) is 0, and NaN for infinite x
         return converted(t, t.sub(wide, wide), x.dtype)
     axis = axis_of(dim, x.rank)
-    exponents = shifted(t, wide, axis)
-    log_of_sum = t.log(t.reduce_sum(t.exp(exponents), axis))
-    return converted(t, t.sub(exponents, log_of_sum), x.dtype)
+    exponents = _minus_maximum(t, wide, axis)
+    sums = t.reduce_sum(t.exp(exponents), axis)
+    y = t.sub(exponents, t.log(sums))
+    return converted(t, y, x.dtype)
 
 
 @lowers(aten.logsumexp.default)
@@ -238,8 +225,8 @@ def logsumexp(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
     dtype = self.dtype if self.dtype in FLOATS else DType.FP32
     x = converted(t, self, DType.FP32)
     largest = reduced(t, x, t.reduce_max, dim, keepdim=True)
-    # subtracting the largest element keeps exp from overflowing; an infinite one would
-    # give inf - inf, NaN
+    # subtracting the largest element keeps exp from overflowing; subtracting an
+    # infinite one would give inf - inf = NaN, so 0 replaces it
     is_infinite = t.equal(t.abs(largest), math.inf)
     offset = t.select(is_infinite, t.like(0.0, x), largest)
     exponentials = t.exp(t.sub(x, offset))

@@ -1,9 +1,9 @@
 """Rounding to whole numbers, and the quotients and remainders that need it.
 
 Floats are divided by RECIPROCAL and MUL. The result can lie on the wrong side of a
-whole number. So a quotient is first rounded to the nearest whole number; the error of
-the division matters only in ties. Then the quotient is corrected by its remainder, x -
-quotient * y.
+whole number: 6 / 3 may be 1.9999999, which rounded down is 1. So a quotient is first
+rounded to the nearest whole number. Then it is corrected by its remainder, x - quotient
+* y: if the remainder has the wrong sign, the quotient is changed by 1.
 
 The remainder has to be exact. So the divisor is split into two halves of 12 bits
 (``division``), and the quotient into a high and a low digit of 12 bits: products of 12
@@ -47,7 +47,8 @@ def nearest(t: Tosa, x: Value) -> Value:
     is_odd_tie = t.logical_and(t.equal(rest, 0.5), is_odd)
     rounds_up = t.logical_or(is_above_half, is_odd_tie)
     rounded = t.select(rounds_up, t.add(low, 1), low)
-    return t.select(t.equal(rounded, 0), t.mul(x, 0), rounded)
+    signed_zero = t.mul(x, 0)
+    return t.select(t.equal(rounded, 0), signed_zero, rounded)
 
 
 @lowers(aten.trunc.default, aten.fix.default)
@@ -81,12 +82,17 @@ def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
         return round(t, self)
     power = 10.0 ** abs(decimals)
     if decimals > 0:
-        return t.mul(nearest(t, t.mul(self, power)), 1 / power)
-    return t.mul(nearest(t, t.mul(self, 1 / power)), power)
+        whole = nearest(t, t.mul(self, power))
+        return t.mul(whole, 1 / power)
+    whole = nearest(t, t.mul(self, 1 / power))
+    return t.mul(whole, power)
 
 
 class _Operands(NamedTuple):
-    """Both operands in the type to compute in, and their common type."""
+    """The operands of a division, in the type in which it is computed.
+
+    ``common_type`` is the type to which torch promotes them, and that of the result.
+    """
 
     x: Value
     y: Value
@@ -101,7 +107,7 @@ class _Division(NamedTuple):
 
 
 def _operands(t: Tosa, left: Operand, right: Operand) -> _Operands:
-    """Return both operands of one division, in fp32, int32 or int64."""
+    """Return both operands of a division in fp32, int32 or int64."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     y = b if isinstance(b, Value) else t.like(b, x)
@@ -116,13 +122,13 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> _Operands:
 
 
 def _operands_of_one_type(t: Tosa, left: Operand, right: Operand) -> _Operands:
-    """As ``_operands``, but a number is first converted to the tensor's type.
+    """Return ``_operands``, with a number rounded to the tensor's type.
 
-    For a bf16 tensor, ``x % 0.3`` is computed in torch with 0.3 rounded to bf16.
+    For a bf16 tensor, torch computes ``x % 0.3`` with 0.3 rounded to bf16.
     """
     operands = _operands(t, left, right)
-    # making the constant set this flag, with which the rule would be run again in fp32
-    # and with the exact number
+    # the constant for the number may have set this flag, which makes the builder repeat
+    # the rule in fp32 with the exact number
     t.rounded_number = False
     return operands
 
@@ -131,54 +137,77 @@ def _integer_division(t: Tosa, x: Value, y: Value, towards_zero: bool) -> _Divis
     """Divide integers; the quotient is rounded towards zero or down."""
     quotient = t.intdiv(x, y)
     if x.dtype is not DType.INT64 or t.has_int64:
-        return _corrected(t, x, y, quotient, towards_zero)
-    # results from a quotient of 32 bits have 32 bits, though no range proves so:
-    # |quotient * y| <= |x|
+        return _integer_division_by_quotient(t, x, y, quotient, towards_zero)
+    # x, y and the quotient are int32 in the graph. All results fit too, because
+    # |quotient * y| <= |x|, but range analysis cannot prove it
     x = t.narrowed(x)
     y = t.narrowed(y)
-    narrow = _corrected(t, x, y, t.narrowed(quotient), towards_zero)
+    narrow = _integer_division_by_quotient(t, x, y, t.narrowed(quotient), towards_zero)
     return _Division(t.widened(narrow.quotient), t.widened(narrow.remainder))
 
 
-def _corrected(
+def _integer_division_by_quotient(
     t: Tosa, x: Value, y: Value, quotient: Value, towards_zero: bool
 ) -> _Division:
-    """Return the division of integers with ``quotient``, as INTDIV rounds it.
+    """Return the division of integers, from the ``quotient`` that INTDIV returns.
 
-    INTDIV rounds towards zero. The quotient rounded down is one less if it is negative
-    and not exact.
+    INTDIV rounds towards zero. The quotient rounded down is one less if the signs of
+    remainder and y differ: -7 / 2 is -3 with remainder -1, rounded down -4 with
+    remainder 1.
     """
     rest = t.sub(x, t.mul(quotient, y))
     if towards_zero:
         return _Division(quotient, rest)
     if x.dtype is DType.INT32 and not has_comparisons(t):
+        # 1 where the signs differ, else 0
         y_is_negative = negative(t, y)
-        below = t.mul(negative(t, rest), t.sub(1, y_is_negative))
-        above = t.mul(positive(t, rest), y_is_negative)
-        one = t.add(below, above)
+        only_rest_is_negative = t.mul(negative(t, rest), t.sub(1, y_is_negative))
+        only_y_is_negative = t.mul(positive(t, rest), y_is_negative)
+        one = t.add(only_rest_is_negative, only_y_is_negative)
         return _Division(t.sub(quotient, one), t.add(rest, t.mul(y, one)))
     signs_differ = t.logical_xor(t.greater(0, rest), t.greater(0, y))
     is_inexact = t.logical_not(t.equal(rest, 0))
-    one_less = t.logical_and(is_inexact, signs_differ)
+    is_one_less = t.logical_and(is_inexact, signs_differ)
     # select the addend, not the sum: where it is not used, the sum may be
     # more than 32 bits
-    one = t.select(one_less, t.like(1, y), t.like(0, y))
-    added = t.select(one_less, y, t.like(0, y))
+    one = t.select(is_one_less, t.like(1, y), t.like(0, y))
+    added = t.select(is_one_less, y, t.like(0, y))
     return _Division(t.sub(quotient, one), t.add(rest, added))
 
 
 def _whole_division(t: Tosa, x: Value, y: Value, towards_zero: bool) -> _Division:
     """Divide x by y; the quotient is a whole number, rounded down or towards zero.
 
-    The remainder has the sign of y or of x, respectively. A remainder of 0 has the sign
-    of x in both cases. The quotient is rounded to the nearest whole number first. Where
-    its remainder has the wrong sign, the quotient is changed by 1, and the remainder by
-    y. See the module for the digits ``high`` and ``low``.
+    The remainder has the sign of y if the quotient is rounded down, else that of x. A
+    remainder of 0 has the sign of x in both cases.
     """
     if x.dtype not in FLOATS:
         return _integer_division(t, x, y, towards_zero)
-    # y = upper + lower; x / y is about high + low, where ``high`` is a multiple of
-    # 2**12
+    nearest_quotient, rest = _nearest_division(t, x, y)
+    # a remainder that is not 0 must have the sign of x or of y
+    sign_source = x if towards_zero else y
+    signs_differ = t.logical_xor(t.greater(0.0, rest), t.greater(0.0, sign_source))
+    is_wrong = t.logical_and(signs_differ, t.logical_not(t.equal(rest, 0)))
+    # a wrong quotient is one too large when it is rounded down, or else one too far
+    # from zero; its sign is that of x * y
+    step: Operand = 1.0
+    if towards_zero:
+        is_negative = t.logical_xor(t.greater(0.0, x), t.greater(0.0, y))
+        step = t.select(is_negative, t.like(-1, x), 1.0)
+    corrected = t.add(rest, t.mul(y, step))
+    is_exact = t.equal(rest, 0)
+    signed_zero = t.mul(x, 0.0)
+    remainder = t.select(is_wrong, corrected, rest)
+    remainder = t.select(is_exact, signed_zero, remainder)
+    quotient = t.select(is_wrong, t.sub(nearest_quotient, step), nearest_quotient)
+    return _Division(quotient, remainder)
+
+
+def _nearest_division(t: Tosa, x: Value, y: Value) -> _Division:
+    """Divide floats; the quotient is rounded to the nearest whole number.
+
+    The quotient is the sum of two digits, and y the sum of two halves (see the module).
+    """
     upper, lower = halves(t, y)
     inverse = t.reciprocal(y)
     high = _high_digit(t, x, y, inverse)
@@ -188,35 +217,19 @@ def _whole_division(t: Tosa, x: Value, y: Value, towards_zero: bool) -> _Divisio
     rest = t.select(no_high, x, _minus_product(t, x, high, upper, lower))
     low = nearest(t, t.mul(rest, inverse))
     quotient = t.select(no_high, low, t.add(high, low))
-    rest = _minus_product(t, rest, low, upper, lower)
-    # a remainder that is not 0 must have the sign of x or of y
-    sign_source = x if towards_zero else y
-    signs_differ = t.logical_xor(t.greater(0.0, rest), t.greater(0.0, sign_source))
-    is_wrong = t.logical_and(signs_differ, t.logical_not(t.equal(rest, 0)))
-    # a wrong quotient is one too far from zero (its sign is that of x * y), or, when
-    # rounding down, one too large
-    step: Operand = 1.0
-    if towards_zero:
-        is_negative = t.logical_xor(t.greater(0.0, x), t.greater(0.0, y))
-        step = t.select(is_negative, t.like(-1, x), 1.0)
-    corrected = t.add(rest, t.mul(y, step))
-    is_exact = t.equal(rest, 0)
-    zero = t.mul(x, 0.0)
-    remainder = t.select(is_exact, zero, t.select(is_wrong, corrected, rest))
-    quotient = t.select(is_wrong, t.sub(quotient, step), quotient)
-    return _Division(quotient, remainder)
+    return _Division(quotient, _minus_product(t, rest, low, upper, lower))
 
 
 def _minus_product(
     t: Tosa, x: Value, digit: Value, upper: Value, lower: Value
 ) -> Value:
-    """x - digit * upper - digit * lower, where both products are exact in fp32"""
+    """Return x - digit * (upper + lower) by two products that are exact in fp32."""
     rest = t.sub(x, t.mul(digit, upper))
     return t.sub(rest, t.mul(digit, lower))
 
 
 def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
-    """Return the multiple of 2^12 nearest to x / y, from ``inverse`` = 1 / y.
+    """Return the multiple of DIGIT nearest to x / y, from ``inverse`` = 1 / y.
 
     It is 0 for |y| above 2^110, where its product with y could overflow.
     """
@@ -274,7 +287,7 @@ def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Valu
         division = _integer_division(t, x, y, towards_zero)
         return converted(t, division.quotient, common_type)
     x_is_infinite = t.equal(t.abs(x), inf)
-    x, y = _scaled_alike(t, x, y)
+    x, y = _both_scaled(t, x, y)
     # the quotient before it is rounded; it is the result where y is 0 and where it
     # overflows
     plain = t.mul(x, t.reciprocal(y))
@@ -290,7 +303,7 @@ def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Valu
     return converted(t, t.select(is_plain, plain, quotient), common_type)
 
 
-def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
+def _both_scaled(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
     """Return x and y multiplied by a power of two, which keeps their quotient.
 
     Without it, 1 / y would overflow for a tiny y (below 2**-100), and products near a

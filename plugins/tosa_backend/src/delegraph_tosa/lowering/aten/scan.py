@@ -1,8 +1,8 @@
 """Running sums, products and extremes, and ``masked_scatter``, which uses a sum.
 
-TOSA has no scan. In step k, each element is combined with the element 2^k before it, so
-log2(N) steps are enough. Partial results are combined in pairs, which rounds less than
-adding one element after the other.
+TOSA has no scan. In round k, each element is combined with the element 2^k before it,
+so log2(N) rounds are enough: [a, b, c, d] -> [a, a+b, b+c, c+d] -> [a, a+b, a+b+c,
+a+b+c+d]. This rounds less than adding one element after the other.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..ranges.value_ranges import range_of
 from ..registry import lowers
 from .elementwise import product
 from .exponential import logaddexp
-from .index import taken
+from .index import gathered
 from .linear import broadcast
-from .reduce import summand
+from .reduce import in_result_type
 from .shape import expanded, slice_axis
 
 aten = torch.ops.aten
@@ -34,14 +34,17 @@ inf = math.inf
 
 
 def scanned(
-    t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float
+    t: Tosa,
+    x: Value,
+    dim: int,
+    combine: Callable[[Value, Value], Value],
+    neutral: float,
 ) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B]: combines elements 0 .. n along ``dim`` by ``step``.
+    """x [*A,N,*B] -> y [*A,N,*B]: y[n] combines the elements x[0] .. x[n] of ``dim``.
 
-    ``neutral`` is the neutral number of ``step``: 0 for sums, 1 for products. Each
-    round combines every element with the one ``distance`` before it, and doubles the
-    distance. If N is known at run time only, there are as many rounds as the largest N
-    needs: 31 if the size has no maximum.
+    ``neutral`` is the neutral number of ``combine``: 0 for sums, 1 for products. If N
+    is known at run time only, there are as many rounds as the largest N needs: 31 if
+    the size has no maximum.
     """
     if x.rank == 0:
         return x
@@ -49,13 +52,14 @@ def scanned(
     longest = _longest(x, axis)
     distance = 1
     while distance < longest:
-        x = step(_moved_back(t, x, axis, distance, neutral), x)
+        earlier = _moved_back(t, x, axis, distance, neutral)
+        x = combine(earlier, x)
         distance *= 2
     return x
 
 
 def _longest(x: Value, axis: int) -> int:
-    """Return the largest size that the axis can have."""
+    """Return the largest size that ``axis`` can have at run time."""
     return min(size_range(x.shape[axis])[1], LARGEST_SIZE)
 
 
@@ -77,16 +81,17 @@ def _moved_back(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> 
 @lowers(aten.cumsum.default)
 def cumsum(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
     """[*A,N,*B] -> [*A,N,*B]; fp16 and bf16 are summed in fp32"""
-    x = summand(t, self, dtype)
+    x = in_result_type(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
-    return converted(t, _running_sums(t, wide, dim), x.dtype)
+    sums = _running_sums(t, wide, dim)
+    return converted(t, sums, x.dtype)
 
 
 def _running_sums(t: Tosa, x: Value, dim: int) -> Value:
     """x [*A,N,*B] -> [*A,N,*B], the running sums along ``dim``.
 
-    Every partial sum of integers has at most N terms, which bounds its range: int64 is
-    computed as int32 if it fits.
+    Every partial sum of integers has at most N terms, which bounds its range. If the
+    range fits, int64 is computed as int32.
     """
     if x.dtype in FLOATS or x.rank == 0:
         return scanned(t, x, dim, t.add, 0)
@@ -101,7 +106,7 @@ def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
     """[*A,N,*B] -> [*A,N,*B]; fp16 and bf16 are multiplied in fp32; an overflow
     followed by a 0 is NaN: inf * 0
     """
-    x = summand(t, self, dtype)
+    x = in_result_type(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
     products = scanned(t, wide, dim, partial(product, t), 1)
     return converted(t, products, x.dtype)
@@ -114,13 +119,16 @@ def masked_scatter(t: Tosa, self: Value, mask: Value, source: Value) -> Value:
     """
     shape = broadcast(self.shape, mask.shape)
     mask = expanded(t, mask, shape)
-    # the number of true elements so far, less one, is the position in ``source``
-    ones = t.reshape(t.cast(mask, DType.INT32), (math.prod(shape),))
+    elements = math.prod(shape)
+    # the k-th true element takes element k - 1 of ``source``
+    ones = t.reshape(t.cast(mask, DType.INT32), (elements,))
     count = scanned(t, ones, 0, t.add, 0)
     size = math.prod(source.shape)
-    position = t.minimum(t.maximum(t.sub(count, 1), 0), size - 1)
+    # before the first true element the count is 0; the result is not used there
+    position = t.maximum(t.sub(count, 1), 0)
+    position = t.minimum(position, size - 1)
     values = t.reshape(source, (1, size, 1))
-    selected = taken(t, values, t.reshape(position, (1, math.prod(shape))))
+    selected = gathered(t, values, t.reshape(position, (1, elements)))
     on_true = t.reshape(selected, shape)
     return t.select(mask, on_true, expanded(t, self, shape))
 

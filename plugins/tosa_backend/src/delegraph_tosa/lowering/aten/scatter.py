@@ -1,9 +1,12 @@
-"""Writing at indices.
+"""Writing at indices: scatter, index_add, index_put and others.
 
-SCATTER writes rows; no two indices may name the same row. It is used where torch does
-not define which of several values for one place remains. Where torch defines the
-result, because values are combined or all equal, each place is compared with every
-index that may name it: places * values comparisons.
+There are two ways:
+
+- SCATTER (``scattered``) writes rows, but no two indices may name the same row. Rules
+  use it where torch leaves undefined which of several values for one place remains.
+- Comparisons (``index_matches``) of each place with every index that may name it. They
+  are used where equal indices have a defined result: their values are combined (added,
+  for example) or all equal. They take places * indices comparisons.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ from ..registry import lowers
 from .elementwise import scaled
 from .index import (
     addressed,
-    along,
-    counted,
     from_start,
-    movable,
+    movable_type,
+    numbers_along,
     ranked_pair,
     rows_of,
+    shape_along,
     without_axis,
 )
 from .shape import expanded
@@ -44,16 +47,16 @@ ALONG = {"index": positions("self", "dim")}
 ALONG_FROM_END = {"index": positions("self", "dim", from_end=True)}
 """As ALONG; negative positions count from the end."""
 COMPARISONS = 1 << 22
-"""The most comparisons of places with indices.
+"""The most comparisons of places with indices that are lowered.
 
-A size known at run time only is counted as small as it can be.
+For a size known at run time only, the smallest possible size counts.
 """
 
 
-def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
-    """values [N,K,C] with ``source`` [N,W,C] written to the rows ``places`` [N,W]"""
-    # SCATTER does not move all types
-    moved_type = movable(t, values.dtype)
+def scattered(t: Tosa, values: Value, places: Value, source: Value) -> Value:
+    """values [N,K,C] -> with ``source`` [N,W,C] in its rows ``places`` [N,W]"""
+    # SCATTER does not take BOOL
+    moved_type = movable_type(t, values.dtype)
     before = converted(t, values, moved_type)
     after = converted(t, source, moved_type)
     return converted(t, t.scatter(before, places, after), values.dtype)
@@ -63,13 +66,13 @@ def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
 
 
 class Combination(NamedTuple):
-    """A reduction of values for one place: ``along`` an axis, and of a ``pair``.
+    """How several values for one place become one, for example their sum.
 
-    ``neutral`` is a number that does not change the result.
+    ``neutral`` is a number that does not change the result: 0 for a sum.
     """
 
-    along: Callable[[Tosa, Value, int], Value]
-    pair: Callable[[Tosa, Value, Value], Value]
+    reduce_axis: Callable[[Tosa, Value, int], Value]
+    combine_pair: Callable[[Tosa, Value, Value], Value]
     neutral: float
 
 
@@ -77,7 +80,7 @@ SUM = Combination(Tosa.reduce_sum, Tosa.add, 0)
 PRODUCT = Combination(Tosa.reduce_product, Tosa.mul, 1)
 LARGEST = Combination(Tosa.reduce_max, Tosa.maximum, -inf)
 SMALLEST = Combination(Tosa.reduce_min, Tosa.minimum, inf)
-NAMES = {
+COMBINATIONS = {
     "sum": SUM,
     "add": SUM,
     "mean": SUM,
@@ -89,8 +92,11 @@ NAMES = {
 """ATen's names of reductions; a mean is a sum that is divided afterwards."""
 
 
-def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
-    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B']: whether index w is k"""
+def index_matches(t: Tosa, x: Value, axis: int, index: Value) -> Value:
+    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B']: whether index w is k.
+
+    Raises Unsupported for more than COMPARISONS.
+    """
     before = index.shape[:axis]
     count = index.shape[axis]
     after = index.shape[axis + 1 :]
@@ -101,13 +107,13 @@ def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
         f"{compared} comparisons of {count} indices with {size} places are too many",
     )
     indices = t.reshape(index, (*before, 1, count, *after))
-    places = counted(t, size, along(x.rank + 1, axis, size))
+    places = numbers_along(t, size, axis, x.rank + 1)
     return t.equal(indices, places)
 
 
-def _any_hit(t: Tosa, hit: Value, axis: int) -> Value:
-    """Return whether an index names each place, from the ``hits`` along ``axis``."""
-    return without_axis(t, t.reduce_any(hit, axis + 1), axis + 1)
+def _is_named(t: Tosa, matches: Value, axis: int) -> Value:
+    """``index_matches`` [*A,K,W,*B] -> bool [*A,K,*B]: whether any index is k"""
+    return without_axis(t, t.reduce_any(matches, axis + 1), axis + 1)
 
 
 def combined(
@@ -121,56 +127,58 @@ def combined(
 ) -> Value:
     """x [*A,K,*B], index and source [*A',W,*B'] -> x combined with ``source``.
 
-    Each value goes to the place of its index. ``name`` is a key of NAMES. Places that
-    no index names stay as they are; ``include_self``: whether the element of x at a
-    named place is combined too. Axes of ``index`` may have size 1 and broadcast. Short
-    floats and small integers are combined in 32 bits. Raises Unsupported for a mean of
-    integers, and above COMPARISONS.
+    Each value goes to the place of its index. ``name`` is a key of COMBINATIONS. Places
+    that no index names stay as they are. ``include_self``: whether the element of x at
+    a named place is combined too. Axes of ``index`` may have size 1 and broadcast.
+    Short floats and small integers are combined in 32 bits. Raises Unsupported for a
+    mean of integers, and above COMPARISONS.
     """
-    combination = NAMES[name]
+    combination = COMBINATIONS[name]
     dtype = x.dtype
     t.refuse_unless(
         name != "mean" or dtype in FLOATS, f"a mean of {dtype} is not lowered"
     )
-    wide = _wide(dtype)
+    wide = _wide_type(dtype)
     x = converted(t, x, wide)
     source = converted(t, source, wide)
-    hit = hits(t, x, axis, index)
+    matches = index_matches(t, x, axis, index)
     values = t.reshape(source, (*source.shape[:axis], 1, *source.shape[axis:]))
     # for each place, combine the values with its index; all other values count as
     # the neutral number
-    chosen = t.select(hit, values, _neutral(t, combination, x))
-    result = combination.along(t, chosen, axis + 1)
-    named = _any_hit(t, hit, axis)
+    chosen = t.select(matches, values, _neutral(t, combination, x))
+    result = combination.reduce_axis(t, chosen, axis + 1)
     result = without_axis(t, result, axis + 1)
-    # the index may be smaller than x along other axes: only the corner of x is written
-    region = t.slice(x, [0] * x.rank, result.shape)
+    if include_self:
+        # the index may be smaller than x along other axes: only the corner of x that
+        # begins at 0 is written
+        corner = t.slice(x, [0] * x.rank, result.shape)
+        result = combination.combine_pair(t, corner, result)
     if name == "mean":
-        count = _count(t, hit, axis, wide)
-        count = t.add(count, float(include_self))
+        count = _count(t, matches, axis, wide)
         if include_self:
-            result = t.add(result, region)
+            count = t.add(count, 1.0)
+        # the quotient is not used where the count is 0
         result = t.mul(result, t.reciprocal(t.maximum(count, 1.0)))
-    elif include_self:
-        result = combination.pair(t, region, result)
-    named = expanded(t, named, result.shape)
-    is_named = _pad_to_shape(t, named, x, False)
+    is_named = expanded(t, _is_named(t, matches, axis), result.shape)
+    is_replaced = _pad_to_shape(t, is_named, x, False)
     result = _pad_to_shape(t, result, x, 0)
-    return converted(t, t.select(is_named, result, x), dtype)
+    return converted(t, t.select(is_replaced, result, x), dtype)
 
 
-def _count(t: Tosa, hit: Value, axis: int, dtype: DType) -> Value:
-    """Return how many indices name each place, from the ``hits`` along ``axis``."""
-    one = t.constant(1, dtype, (1,) * hit.rank)
-    count = t.reduce_sum(t.select(hit, one, 0), axis + 1)
+def _count(t: Tosa, matches: Value, axis: int, dtype: DType) -> Value:
+    """``index_matches`` [*A,K,W,*B] -> [*A,K,*B]: how many indices are k"""
+    one = t.constant(1, dtype, (1,) * matches.rank)
+    count = t.reduce_sum(t.select(matches, one, 0), axis + 1)
     return without_axis(t, count, axis + 1)
 
 
-def _wide(dtype: DType) -> DType:
+def _wide_type(dtype: DType) -> DType:
     """Return the type to combine ``dtype`` in: fp32, int64 or int32."""
     if dtype in FLOATS:
         return DType.FP32
-    return dtype if dtype is DType.INT64 else DType.INT32
+    if dtype is DType.INT64:
+        return dtype
+    return DType.INT32
 
 
 def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
@@ -197,9 +205,10 @@ def _pad_to_shape(t: Tosa, part: Value, x: Value, number: float) -> Value:
 def _corner(t: Tosa, source: Value, index: Value) -> Value:
     """Return the first elements of ``source`` along each axis, as many as in ``index``.
 
-    torch ignores the rest.
+    torch ignores all others.
     """
-    return t.slice(t.ranked(source, index.rank), [0] * index.rank, index.shape)
+    source = t.ranked(source, index.rank)
+    return t.slice(source, [0] * index.rank, index.shape)
 
 
 # ---- one index an element
@@ -211,7 +220,7 @@ def scatter_src(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Val
     x, indices = ranked_pair(t, self, index)
     values, rows = addressed(t, x, dim, indices)
     source = t.reshape(_corner(t, src, indices), (*rows.shape, 1))
-    return t.reshape(written(t, values, rows, source), self.shape)
+    return t.reshape(scattered(t, values, rows, source), self.shape)
 
 
 @lowers(aten.scatter.value, indexes=ALONG)
@@ -221,7 +230,8 @@ def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) ->
     """
     x, indices = ranked_pair(t, self, index)
     axis = axis_of(dim, x.rank)
-    is_named = _any_hit(t, hits(t, x, axis, indices), axis)
+    matches = index_matches(t, x, axis, indices)
+    is_named = _is_named(t, matches, axis)
     # the index may be smaller than x along other axes
     is_written = _pad_to_shape(t, is_named, x, False)
     return t.reshape(t.select(is_written, t.like(value, x), x), self.shape)
@@ -236,7 +246,7 @@ def _combined_elements(
     name: str,
     include_self: bool = True,
 ) -> Value:
-    """Combine ``source`` with x, as ``combined`` does, for arguments of torch.
+    """Return ``combined`` for arguments that torch allows.
 
     Tensors may have rank 0, ``dim`` may be negative, and ``source`` may be larger than
     ``index``.
@@ -263,8 +273,8 @@ def scatter_reduce(
     reduce: str = "add",
     include_self: bool = True,
 ) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; ``reduce``, or
-    added without it
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; combines
+    elements by ``reduce``; scatter_add has none and adds them
     """
     return _combined_elements(t, self, dim, index, src, reduce, include_self)
 
@@ -287,10 +297,10 @@ def scatter_value_reduce(
 
 
 class Slices(NamedTuple):
-    """Arguments of ``combined`` for an index that names slices.
+    """Arguments of ``combined`` for one index [W] that names whole slices of x.
 
-    ``x`` and ``source`` have at least one axis; ``places`` [1,..,W,..,1] broadcast over
-    all others.
+    ``x`` and ``source`` have at least one axis. ``places`` is the index as
+    [1,..,W,..,1], which broadcasts over all other axes.
     """
 
     x: Value
@@ -303,7 +313,7 @@ def _slices(t: Tosa, x: Value, dim: int, index: Value, source: Value) -> Slices:
     """Return arguments of ``combined``; ``index`` [W] names slices of x along ``dim``."""
     x = t.ranked(x, max(x.rank, 1))
     axis = axis_of(dim, x.rank)
-    places = t.reshape(index, along(x.rank, axis, math.prod(index.shape)))
+    places = t.reshape(index, shape_along(x.rank, axis, math.prod(index.shape)))
     return Slices(x, axis, places, t.ranked(source, x.rank))
 
 
@@ -344,7 +354,7 @@ def index_copy(t: Tosa, self: Value, dim: int, index: Value, source: Value) -> V
     indices = [None] * axes_before + [t.ranked(index, 1)]
     rows = rows_of(t, x, indices)
     values = t.reshape(source, (*rows.places.shape, rows.values.shape[2]))
-    y = written(t, rows.values, rows.places, values)
+    y = scattered(t, rows.values, rows.places, values)
     return t.reshape(y, self.shape)
 
 
@@ -358,10 +368,11 @@ def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: Operand) -> 
     x = t.ranked(self, max(self.rank, 1))
     axis = axis_of(dim, x.rank)
     places = from_start(t, index, x.shape[axis])
-    places = t.reshape(places, along(x.rank, axis, math.prod(index.shape)))
-    named = _any_hit(t, hits(t, x, axis, places), axis)
+    places = t.reshape(places, shape_along(x.rank, axis, math.prod(index.shape)))
+    matches = index_matches(t, x, axis, places)
+    is_named = _is_named(t, matches, axis)
     number = t.ranked(converted(t, value, self.dtype), x.rank)
-    return t.reshape(t.select(named, number, x), self.shape)
+    return t.reshape(t.select(is_named, number, x), self.shape)
 
 
 # ---- one index an axis
@@ -382,21 +393,22 @@ def index_put(
     """self [*S], several indices [*I] that broadcast, values [*A,*I,*B] -> [*S]; or one
     mask instead of the indices
     """
-    mask = next((index for index in indices if index is not None), None)
-    if mask is not None and mask.dtype is DType.BOOL:
+    present = [index for index in indices if index is not None]
+    if present and present[0].dtype is DType.BOOL:
         return _put_masked(t, self, indices, values, accumulate)
     rows = rows_of(t, self, indices)
-    shape = (*rows.places.shape, rows.values.shape[2])
-    source = t.reshape(expanded(t, values, rows.result), shape)
+    batch, count = rows.places.shape
+    width = rows.values.shape[2]
+    source = t.reshape(expanded(t, values, rows.result), (batch, count, width))
     if accumulate:
-        batch, count = rows.places.shape
         index = t.reshape(rows.places, (batch, count, 1))
-        put = combined(t, rows.values, 1, index, source, "add")
+        y = combined(t, rows.values, 1, index, source, "add")
     else:
-        put = written(t, rows.values, rows.places, source)
-    moved = t.reshape(put, [self.shape[axis] for axis in rows.order])
-    in_place = sorted(range(self.rank), key=rows.order.__getitem__)
-    return t.transpose(moved, in_place)
+        y = scattered(t, rows.values, rows.places, source)
+    # undo the reshape and the transpose of ``rows_of``
+    y = t.reshape(y, [self.shape[axis] for axis in rows.order])
+    perms = [rows.order.index(axis) for axis in range(self.rank)]
+    return t.transpose(y, perms)
 
 
 @lowers(aten.put.default, indexes={"index": elements("self")})
@@ -412,19 +424,19 @@ def put(t: Tosa, self: Value, index: Value, source: Value, accumulate: bool) -> 
 def _put_masked(
     t: Tosa, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
 ) -> Value:
-    """x, with ``values`` where the mask, the only index that is not None, is true.
+    """Return x with ``values`` where the mask is true, or with them added to x.
 
-    Added to x if ``accumulate``. ``values`` has to be the same for each true element:
-    one number, or one slice of the axes after the mask's. Raises Unsupported otherwise.
+    The mask is the only index that is not None. ``values`` has to be the same for each
+    true element: one number, or one slice of the axes after the mask's. Raises
+    Unsupported otherwise.
     """
     (mask,) = [index for index in indices if index is not None]
-    # x has ``before`` axes, then those of the mask, then ``after`` axes, which are
-    # those of one slice
+    # x has ``before`` axes, then those of the mask, then the ``after`` axes of a slice
     before = indices.index(mask)
     after = x.rank - before - mask.rank
-    slice_rank = min(after, values.rank)
-    lead = values.shape[: values.rank - slice_rank]
-    slice_shape = values.shape[values.rank - slice_rank :]
+    first_slice_axis = max(values.rank - after, 0)
+    lead = values.shape[:first_slice_axis]
+    slice_shape = values.shape[first_slice_axis:]
     is_one_slice = before == 0 and lead in ((), (1,))
     is_one_number = math.prod(values.shape) == 1
     t.refuse_unless(

@@ -1,6 +1,6 @@
-"""Shapes: reshaping, joining, cutting, repeating, reordering.
+"""Operators that move elements: reshape, permute, concatenate, slice, repeat.
 
-For any element type that the target can move.
+They take every element type that the target can move.
 """
 
 from __future__ import annotations
@@ -24,29 +24,37 @@ aten = torch.ops.aten
 
 
 def replace_axis(shape: Shape, axis: int, *sizes: int) -> Shape:
-    """Return ``shape`` with ``sizes``, of any number, in place of one ``axis``."""
+    """Return ``shape`` with ``sizes`` in place of the size of ``axis``.
+
+    ``replace_axis((2, 6, 4), 1, 3, 2)`` is (2, 3, 2, 4). Without ``sizes``, the axis is
+    removed.
+    """
     return (*shape[:axis], *sizes, *shape[axis + 1 :])
 
 
 # ---- the same elements in another shape
 
 
-def resolved(size: Sequence[int], elements: int) -> list[int]:
-    """Return ``size`` with -1 replaced so that the product is ``elements``."""
+def _without_minus_one(size: Sequence[int], elements: int) -> list[int]:
+    """Return ``size`` with -1 replaced so that the product is ``elements``.
+
+    The size [2, -1] of 6 elements is [2, 3].
+    """
     known = math.prod([n for n in size if n != -1])
-    return [elements // known if n == -1 else n for n in size]
+    inferred = elements // known
+    return [inferred if n == -1 else n for n in size]
 
 
 @lowers(aten.view.default, aten._unsafe_view.default, aten.view_copy.default)
 def view(t: Tosa, self: Value, size: Sequence[int]) -> Value:
     """[*S] -> [*S']"""
-    return t.reshape(self, resolved(size, math.prod(self.shape)))
+    return t.reshape(self, _without_minus_one(size, math.prod(self.shape)))
 
 
 @lowers(aten.reshape.default)
 def reshape(t: Tosa, self: Value, shape: Sequence[int]) -> Value:
     """[*S] -> [*S']"""
-    return t.reshape(self, resolved(shape, math.prod(self.shape)))
+    return t.reshape(self, _without_minus_one(shape, math.prod(self.shape)))
 
 
 @lowers(aten.view_as.default)
@@ -68,36 +76,34 @@ def flatten(t: Tosa, self: Value, start_dim: int, end_dim: int) -> Value:
 def unflatten(t: Tosa, self: Value, dim: int, sizes: Sequence[int]) -> Value:
     """[*A,N,*B] -> [*A,*S,*B]"""
     axis = axis_of(dim, self.rank)
-    inner = resolved(sizes, self.shape[axis])
+    inner = _without_minus_one(sizes, self.shape[axis])
     return t.reshape(self, replace_axis(self.shape, axis, *inner))
 
 
 @lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
 def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
     """[*A,*B] -> [*A,1,*B]"""
-    axis = dim % (self.rank + 1)
+    new_rank = self.rank + 1
+    axis = axis_of(dim, new_rank)
     return t.reshape(self, (*self.shape[:axis], 1, *self.shape[axis:]))
 
 
-def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
+def _squeezed(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
     """Return x without those of ``axes`` that have size 1.
 
-    For x [], ``axes`` may contain 0. Raises Unsupported if one of these sizes is known
-    at run time only.
+    Raises Unsupported if one of these sizes is known at run time only.
     """
-    for axis in axes:
-        # a tensor without axes has no axis 0
-        if axis < x.rank:
-            _expect_known_size(t, x.shape[axis])
-    kept = [size for axis, size in enumerate(x.shape) if axis not in axes or size != 1]
+    kept = []
+    for axis, size in enumerate(x.shape):
+        if axis not in axes:
+            kept.append(size)
+            continue
+        why = f"whether an axis of the size {size} is dropped is known at run time only"
+        hint = "name the axes that are 1 at every size: x.squeeze(dim)"
+        t.refuse_unless(not is_dynamic(size), by_size(why, hint))
+        if size != 1:
+            kept.append(size)
     return t.reshape(x, kept)
-
-
-def _expect_known_size(t: Tosa, size: int) -> None:
-    """Raise Unsupported if ``size``, of an axis to drop, is known at run time only."""
-    why = f"whether an axis of the size {size} is dropped is known at run time only"
-    hint = "name the axes that are 1 at every size: x.squeeze(dim)"
-    t.refuse_unless(not is_dynamic(size), by_size(why, hint))
 
 
 @lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -105,10 +111,10 @@ def _expect_known_size(t: Tosa, size: int) -> None:
 def squeeze(t: Tosa, self: Value, dim: Sequence[int] | int | None = None) -> Value:
     """[*S] -> [*S'] without those axes of ``dim`` that have size 1; None is every axis"""
     if dim is None:
-        return without(t, self, range(self.rank))
+        return _squeezed(t, self, range(self.rank))
     dims = [dim] if isinstance(dim, int) else dim
     axes = [axis_of(d, self.rank) for d in dims]
-    return without(t, self, axes)
+    return _squeezed(t, self, axes)
 
 
 # ---- another order of the axes
@@ -175,15 +181,17 @@ def movedim(
     """
     sources = [source] if isinstance(source, int) else source
     destinations = [destination] if isinstance(destination, int) else destination
+    # position in the result -> axis of ``self``, for the axes that are moved
     axis_at = {}
-    """Position in the result -> axis of ``self``, for the axes that are moved."""
     for from_dim, to_dim in zip(sources, destinations, strict=True):
         axis_at[axis_of(to_dim, self.rank)] = axis_of(from_dim, self.rank)
-    moved = set(axis_at.values())
-    others = iter([axis for axis in range(self.rank) if axis not in moved])
+    others = [axis for axis in range(self.rank) if axis not in axis_at.values()]
     perms = []
     for position in range(self.rank):
-        perms.append(axis_at[position] if position in axis_at else next(others))
+        if position in axis_at:
+            perms.append(axis_at[position])
+        else:
+            perms.append(others.pop(0))
     return t.transpose(self, perms)
 
 
@@ -204,13 +212,14 @@ def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
 @lowers(aten.stack.default)
 def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """k tensors [*A,*B] -> [*A,k,*B]"""
-    axis = dim % (tensors[0].rank + 1)
-    rows = [unsqueeze(t, value, axis) for value in _one_type(t, tensors)]
+    values = _one_type(t, tensors)
+    axis = axis_of(dim, values[0].rank + 1)
+    rows = [unsqueeze(t, value, axis) for value in values]
     return concatenated(t, rows, axis)
 
 
 def _one_type(t: Tosa, values: Sequence[Value]) -> list[Value]:
-    """Return all values in the type to which torch promotes them."""
+    """Convert all ``values`` to the common type to which torch promotes them."""
     dtype = common_type(values)
     return [converted(t, value, dtype) for value in values]
 
@@ -227,11 +236,11 @@ def slice_axis(t: Tosa, x: Value, axis: int, start: int, length: int) -> Value:
     return t.slice(x, begin, size)
 
 
-def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
+def every_nth(t: Tosa, x: Value, axis: int, step: int) -> Value:
     """x [*A,N,*B] -> [*A,ceil(N/step),*B]: elements 0, step, .. along ``axis``.
 
-    SLICE has no step. So the axis is padded to a multiple of ``step``, reshaped to rows
-    of ``step`` elements, and the first element of each row is kept.
+    SLICE has no step. So the axis is padded to a multiple of ``step`` and reshaped to
+    rows. The first element of each row is kept: for step 2, abcde -> ab cd e0 -> ace.
     """
     size = x.shape[axis]
     count = -(-size // step)  # rounded up
@@ -253,34 +262,37 @@ def slice(
     the axis stop at its end
     """
     axis = axis_of(dim, self.rank)
-    first, last = bounds(start, end, self.shape[axis])
-    part = slice_axis(t, self, axis, first, last - first)
+    first, stop = slice_bounds(start, end, self.shape[axis])
+    part = slice_axis(t, self, axis, first, stop - first)
     if step == 1:
         return part
-    return every(t, part, axis, step)
+    return every_nth(t, part, axis, step)
 
 
-def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """First and last position of ``[start:end]``: 0 <= first <= last <= size.
+def slice_bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
+    """Return start and end of Python's ``[start:end]`` on an axis of ``size`` elements.
 
-    The last position is exclusive. None is the start or the end of the axis. If only
-    run time shows whether a bound lies beyond the axis, it is taken as it is, as torch
-    did when it recorded the sizes.
+    0 <= start <= end <= size. For size 5, [-2:9] is (3, 5). If a bound may lie beyond
+    the axis at run time, it is not clamped, as torch did not when it recorded the
+    sizes.
     """
-    first = 0 if start is None else _bound_inside(start, size)
-    last = size if end is None else _bound_inside(end, size)
-    return first, max(first, last)
+    first = 0 if start is None else _clamped_bound(start, size)
+    stop = size if end is None else _clamped_bound(end, size)
+    return first, max(first, stop)
 
 
-def _bound_inside(position: int, size: int) -> int:
-    """Return one bound of a slice: a negative ``position`` counts from the end.
+def _clamped_bound(position: int, size: int) -> int:
+    """Return one bound of a slice, clamped to 0 .. size.
 
-    Clamped to 0 .. size.
+    A negative ``position`` counts from the end.
     """
     if position < 0:
         position += size
-    from_start = max(position, 0)
-    return size if exceeds(from_start, size) else from_start
+    position = max(position, 0)
+    # False for sizes that only run time shows
+    if exceeds(position, size):
+        return size
+    return position
 
 
 @lowers(aten.narrow.default)
@@ -288,7 +300,7 @@ def narrow(t: Tosa, self: Value, dim: int, start: int, length: int) -> Value:
     """[*A,N,*B] -> [*A,length,*B]"""
     axis = axis_of(dim, self.rank)
     if start < 0:
-        start = start % self.shape[axis]
+        start += self.shape[axis]
     return slice_axis(t, self, axis, start, length)
 
 
@@ -301,8 +313,8 @@ def select(t: Tosa, self: Value, dim: int, index: int) -> Value:
     return t.reshape(row, replace_axis(self.shape, axis))
 
 
-def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """Return x cut along ``dim`` into parts of these sizes, one after the other"""
+def _cut(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+    """Cut x along ``dim`` into consecutive parts of these ``sizes``."""
     axis = axis_of(dim, x.rank)
     start = 0
     parts = []
@@ -315,11 +327,12 @@ def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ..
 def _equal_sizes(size: int, step: int) -> list[int]:
     """Return sizes of the pieces when ``size`` is cut into pieces of ``step``.
 
-    The last one may be smaller. If both are known at run time only, ``size // step``
-    has to be a known number of pieces, and all are equal.
+    The last one may be smaller: 7 cut into pieces of 3 is [3, 3, 1]. A dynamic ``step``
+    must divide ``size``: 4*s0 cut into pieces of s0 is [s0, s0, s0, s0].
     """
-    if is_dynamic(step) and not is_dynamic(size // step):
-        return [step] * (size // step)
+    count = size // step
+    if is_dynamic(step) and not is_dynamic(count):
+        return [step] * count
     return [min(step, size - start) for start in range(0, size, step)]
 
 
@@ -327,13 +340,13 @@ def _equal_sizes(size: int, step: int) -> list[int]:
 def split(
     t: Tosa, self: Value, split_size: int | Sequence[int], dim: int
 ) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller, and each may
-    have a size of its own
+    """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller; split_size may
+    be a list with one size for each result
     """
     if isinstance(split_size, Sequence):
-        return pieces(t, self, dim, split_size)
+        return _cut(t, self, dim, split_size)
     size = self.shape[axis_of(dim, self.rank)]
-    return pieces(t, self, dim, _equal_sizes(size, split_size))
+    return _cut(t, self, dim, _equal_sizes(size, split_size))
 
 
 @lowers(aten.split_with_sizes.default, aten.split_with_sizes_copy.default)
@@ -341,7 +354,7 @@ def split_with_sizes(
     t: Tosa, self: Value, split_sizes: Sequence[int], dim: int
 ) -> tuple[Value, ...]:
     """[*A,N,*B] -> [*A,n,*B], ..; n of split_sizes"""
-    return pieces(t, self, dim, split_sizes)
+    return _cut(t, self, dim, split_sizes)
 
 
 @lowers(aten.chunk.default)
@@ -351,7 +364,7 @@ def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
     """
     size = self.shape[axis_of(dim, self.rank)]
     chunk_size = -(-size // chunks)  # rounded up
-    return pieces(t, self, dim, _equal_sizes(size, chunk_size))
+    return _cut(t, self, dim, _equal_sizes(size, chunk_size))
 
 
 @lowers(aten.unbind.int, aten.unbind_copy.int)
@@ -374,13 +387,11 @@ def expanded(t: Tosa, x: Value, shape: Shape) -> Value:
 @lowers(aten.expand.default, aten.expand_copy.default, aten.broadcast_to.default)
 def expand(t: Tosa, self: Value, size: Sequence[int]) -> Value:
     """[*S] -> [*size]; -1 keeps a size"""
-    new_axes = len(size) - self.rank
-    present = (1,) * new_axes + self.shape
-    shape = [
-        kept if asked == -1 else asked
-        for asked, kept in zip(size, present, strict=True)
-    ]
-    return expanded(t, self, tuple(shape))
+    x = t.ranked(self, len(size))
+    shape = []
+    for requested, present in zip(size, x.shape, strict=True):
+        shape.append(present if requested == -1 else requested)
+    return expanded(t, x, tuple(shape))
 
 
 @lowers(aten.expand_as.default)

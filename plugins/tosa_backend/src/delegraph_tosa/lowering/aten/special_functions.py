@@ -88,18 +88,19 @@ Abramowitz and Stegun, 9.8.1. The error is 2e-7.
 def erfinv(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; the inverse of erf, infinite at -1 and 1, NaN beyond"""
     x = floating_value(t, self)
-    one_less_square = t.mul(t.sub(1, x), t.add(x, 1))
-    w = t.negate(t.log(one_less_square))
+    one_minus_square = t.mul(t.sub(1, x), t.add(x, 1))
+    w = t.negate(t.log(one_minus_square))
+    # below 1, |x| has w < 17; an infinite w would make the polynomial NaN
     root = sqrt(t, t.clamp(w, 5, 32))
     tail = polynomial(t, t.sub(root, 3), ERFINV_TAIL)
     is_central = t.greater(5, w)
     centre = polynomial(t, t.sub(w, 2.5), ERFINV_CENTRE)
     y = t.mul(x, t.select(is_central, centre, tail))
-    # w is NaN for |x| > 1 and for NaN, where ``y`` is a number: return NaN there
+    # beyond -1 and 1, w is NaN, and so must be the result; ``y`` may be a number there
+    y = t.select(t.equal(w, w), y, w)
     is_edge = t.equal(t.abs(x), 1)
     at_edge = t.mul(x, inf)
-    inside = t.select(t.equal(w, w), y, w)
-    return t.select(is_edge, at_edge, inside)
+    return t.select(is_edge, at_edge, y)
 
 
 @lowers(aten.erfc.default, aten.special_erfc.default)
@@ -108,9 +109,10 @@ def erfc(t: Tosa, self: Value) -> Value:
     exp(-x^2) erfcx(x)
     """
     x = floating_value(t, self)
+    # erfc(16) is 0 in fp32
     clamped = t.clamp(x, ERFC_BORDER, 16)
     exponential = _exp_of_square(t, clamped, sign=-1)
-    tail = t.mul(exponential, _scaled_tail(t, clamped))
+    tail = t.mul(exponential, _erfcx_tail(t, clamped))
     is_tail = t.greater(x, ERFC_BORDER)
     return t.select(is_tail, tail, t.sub(1, t.erf(x)))
 
@@ -119,26 +121,27 @@ def erfc(t: Tosa, self: Value) -> Value:
 def special_erfcx(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; exp(x^2) erfc(x), with an error up to 6e-7 of the value"""
     x = floating_value(t, self)
+    # exp(16^2) is infinite in fp32
     exponential = _exp_of_square(t, t.clamp(x, -16, ERFC_BORDER), sign=1)
     product = t.mul(exponential, t.sub(1, t.erf(x)))
     is_tail = t.greater(x, ERFC_BORDER)
-    tail = _scaled_tail(t, t.maximum(x, ERFC_BORDER))
+    tail = _erfcx_tail(t, t.maximum(x, ERFC_BORDER))
     return t.select(is_tail, tail, product)
 
 
-def _scaled_tail(t: Tosa, x: Value) -> Value:
-    """exp(x^2) erfc(x) for x [*S] >= 1/2, by the polynomial ERFC_TAIL"""
+def _erfcx_tail(t: Tosa, x: Value) -> Value:
+    """Return exp(x^2) erfc(x) for x [*S] >= 1/2, by the polynomial ERFC_TAIL."""
     u = t.reciprocal(t.add(t.mul(x, 0.5), 1))
     return t.mul(u, t.exp(polynomial(t, u, ERFC_TAIL)))
 
 
 def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
-    """exp(s x^2) = exp(s c^2) exp(s (x - c) (x + c)), |x| <= 16, c has 12 bits of x.
+    """Return exp(x^2), or exp(-x^2) for a ``sign`` of -1, where |x| <= 16.
 
-    c^2 is exact in fp32. A rounded x^2 of up to 256 would be off by too much for an
-    exponent.
+    A rounded x^2 of up to 256 would be too inexact for an exponent. It is c^2 + (x - c)
+    (x + c), where c has the first 12 bits of x, so that c^2 is exact in fp32.
     """
-    # |x| <= 16 has 4 bits before the point, and c keeps 8 behind it
+    # |x| <= 16 has 4 bits before the binary point; c keeps 8 bits after it
     c = t.mul(t.floor(t.mul(x, 256)), 1 / 256)
     rest = t.mul(t.sub(x, c), t.add(x, c))
     main_factor = t.exp(t.mul(t.mul(c, c), sign))
@@ -147,8 +150,8 @@ def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
 
 @lowers(aten.hypot.default)
 def hypot(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2) as larger * sqrt(1 + (smaller / larger)^2),
-    these squares do not overflow
+    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2) as larger * sqrt(1 + (smaller / larger)^2):
+    this square does not overflow
     """
     left, right = promoted(t, self, other)
     x = t.abs(left)  # type: ignore[arg-type]
@@ -187,8 +190,8 @@ def angle(t: Tosa, self: Value) -> Value:
     return t.select(t.equal(x, x), radians, x)
 
 
-def _bessel_0(t: Tosa, x: Value) -> Value:
-    """exp(-x) i0(x) for x [*S] >= 0; i0 is the modified Bessel function of order 0"""
+def _i0_scaled(t: Tosa, x: Value) -> Value:
+    """Return exp(-x) i0(x) for x [*S] >= 0; it does not overflow as i0 does."""
     near = t.minimum(x, I0_BORDER)
     far = t.maximum(x, I0_BORDER)
     ratio = t.mul(near, 1 / I0_BORDER)
@@ -204,10 +207,10 @@ def _bessel_0(t: Tosa, x: Value) -> Value:
 def i0(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; the modified Bessel function of order 0"""
     x = t.abs(floating_value(t, self))
-    return t.mul(_bessel_0(t, x), t.exp(x))
+    return t.mul(_i0_scaled(t, x), t.exp(x))
 
 
 @lowers(aten.special_i0e.default)
 def special_i0e(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; i0(x) exp(-|x|)"""
-    return _bessel_0(t, t.abs(floating_value(t, self)))
+    return _i0_scaled(t, t.abs(floating_value(t, self)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -21,50 +22,82 @@ aten = torch.ops.aten
 inf = math.inf
 Dims = Sequence[int] | None
 SMALLEST = 2.0**-100
-"""Smallest divisor of deviations; 1 / subnormal may be infinite."""
+"""The smallest divisor of differences: 1 / subnormal may be infinite."""
 
 
-def moments(
-    t: Tosa, x: Value, dims: Dims, correction: float, root: bool
-) -> tuple[Value, Value]:
-    """Return (variance, mean) of x over ``dims``, or with ``root`` (deviation, mean).
+class _SpreadAndMean(NamedTuple):
+    """A variance or a standard deviation, and the mean of the same elements."""
 
-    The axes stay, with size 1. The mean is the sum of x / N. The variance is the sum of
-    (deviation / sqrt(divisor))^2. So a sum overflows only if the result does. For the
-    standard deviation, elements are divided by 4 first, because the difference from the
-    mean could overflow. Deviations are then divided by the largest one, as their
-    squares could.
+    spread: Value
+    mean: Value
+
+
+def _variance_and_mean(
+    t: Tosa, x: Value, dims: Dims, correction: float
+) -> _SpreadAndMean:
+    """Return variance and mean of x over ``dims`` in fp32; these axes get size 1.
+
+    The variance sum(d^2) / divisor, for differences d from the mean, is computed as
+    sum((d / sqrt(divisor))^2). So the sum overflows only if the variance does.
     """
+    elements = _elements(t, x, dims, correction)
+    mean = _mean(t, elements.x, elements)
+    difference = t.sub(elements.x, mean)
+    weighted = t.mul(difference, elements.weight)
+    return _SpreadAndMean(_sum_of_squares(t, weighted, elements.axes), mean)
+
+
+def _deviation_and_mean(
+    t: Tosa, x: Value, dims: Dims, correction: float
+) -> _SpreadAndMean:
+    """Return standard deviation and mean of x over ``dims`` in fp32.
+
+    These axes get size 1. Elements are divided by 4 first, because a difference from
+    the mean may overflow. The differences are divided by the largest one, because their
+    squares may overflow.
+    """
+    elements = _elements(t, x, dims, correction)
+    quarter = t.mul(elements.x, 0.25)
+    quarter_mean = _mean(t, quarter, elements)
+    difference = t.sub(quarter, quarter_mean)
+    largest = reduced(t, t.abs(difference), t.reduce_max, elements.axes, keepdim=True)
+    # the largest difference, but not below SMALLEST; 1 where it is infinite or NaN
+    is_finite = t.greater(inf, largest)
+    unit = t.select(is_finite, t.maximum(largest, SMALLEST), 1.0)
+    in_units = t.mul(difference, t.reciprocal(unit))
+    weighted = t.mul(in_units, elements.weight)
+    deviation_in_units = sqrt(t, _sum_of_squares(t, weighted, elements.axes))
+    quarter_deviation = t.mul(deviation_in_units, unit)
+    return _SpreadAndMean(t.mul(quarter_deviation, 4), t.mul(quarter_mean, 4))
+
+
+class _Elements(NamedTuple):
+    """The elements of a variance: x in fp32, with ``size`` elements along ``axes``."""
+
+    x: Value
+    axes: list[int]
+    size: int
+    weight: Operand
+    """1 / sqrt(size - correction)"""
+
+
+def _elements(t: Tosa, x: Value, dims: Dims, correction: float) -> _Elements:
+    """Return the elements of x along ``dims``. Raises Unsupported for integers."""
     t.refuse_unless(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
     wide = converted(t, x, DType.FP32)
     axes = axes_of(dims, x.rank)
     count = math.prod([x.shape[axis] for axis in axes])
     divisor = max(count - correction, 0)
-    # sum(d^2) / divisor is computed as sum((d * weight)^2)
-    weight = _reciprocal_root(t, divisor, wide)
-    if not root:
-        mean = _mean(t, wide, count, axes)
-        weighted = t.mul(t.sub(wide, mean), weight)
-        return _sum_of_squares(t, weighted, axes), mean
-    quarter = t.mul(wide, 0.25)
-    quarter_mean = _mean(t, quarter, count, axes)
-    centred = t.sub(quarter, quarter_mean)
-    largest = reduced(t, t.abs(centred), t.reduce_max, axes, keepdim=True)
-    # the largest deviation, but not below SMALLEST; 1 where it is infinite or NaN
-    is_finite = t.greater(inf, largest)
-    unit = t.select(is_finite, t.maximum(largest, SMALLEST), 1.0)
-    weighted = t.mul(t.mul(centred, t.reciprocal(unit)), weight)
-    deviation_in_units = sqrt(t, _sum_of_squares(t, weighted, axes))
-    deviation = t.mul(t.mul(deviation_in_units, unit), 4)
-    return deviation, t.mul(quarter_mean, 4)
+    return _Elements(wide, axes, count, _reciprocal_root(t, divisor, wide))
 
 
-def _mean(t: Tosa, x: Value, count: int, axes: Sequence[int]) -> Value:
-    """Return the mean of ``count`` elements over ``axes``, which stay with size 1.
+def _mean(t: Tosa, x: Value, elements: _Elements) -> Value:
+    """Return the mean of x over the axes of ``elements``, which stay with size 1.
 
     Elements are divided before they are added, so that the sum does not overflow.
     """
-    return reduced(t, t.mul(x, 1 / count), t.reduce_sum, axes, keepdim=True)
+    shares = t.mul(x, 1 / elements.size)
+    return reduced(t, shares, t.reduce_sum, elements.axes, keepdim=True)
 
 
 def _sum_of_squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
@@ -73,10 +106,10 @@ def _sum_of_squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
 
 
 def _reciprocal_root(t: Tosa, divisor: float, x: Value) -> Operand:
-    """1 / sqrt(divisor), infinite for 0.
+    """Return 1 / sqrt(divisor), infinite for 0.
 
-    A Python number, or a value of the type of x if ``divisor`` is known at run time
-    only.
+    It is a Python number. If ``divisor`` is known at run time only, it is a value of
+    the type of x.
     """
     if waits(divisor):
         return t.rsqrt(t.like(divisor, x))
@@ -92,50 +125,9 @@ def _as_torch_returns(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) ->
     return y if keepdim else without_axes(t, y, axes_of(dims, x.rank))
 
 
-def _spread_and_mean(
-    t: Tosa,
-    x: Value,
-    dims: Dims,
-    correction: float | None,
-    unbiased: bool,
-    keepdim: bool,
-    root: bool,
-) -> tuple[Value, Value]:
-    """Return variance or, with ``root``, deviation, and mean, as torch returns them.
-
-    A ``correction`` of None is 1 if ``unbiased``, else 0.
-    """
-    if correction is None:
-        correction = int(unbiased)
-    spread, mean = moments(t, x, dims, correction, root)
-    spread = _as_torch_returns(t, x, spread, dims, keepdim)
-    return spread, _as_torch_returns(t, x, mean, dims, keepdim)
-
-
-@lowers(aten.var.correction, aten.var.default, aten.var.dim)
-def var(
-    t: Tosa,
-    self: Value,
-    dim: Dims = None,
-    correction: float | None = None,
-    unbiased: bool = True,
-    keepdim: bool = False,
-) -> Value:
-    """[*S] -> [*S']; the sum of squares divided by N - correction"""
-    return _spread_and_mean(t, self, dim, correction, unbiased, keepdim, root=False)[0]
-
-
-@lowers(aten.std.correction, aten.std.default, aten.std.dim)
-def std(
-    t: Tosa,
-    self: Value,
-    dim: Dims = None,
-    correction: float | None = None,
-    unbiased: bool = True,
-    keepdim: bool = False,
-) -> Value:
-    """[*S] -> [*S']; the root of the variance"""
-    return _spread_and_mean(t, self, dim, correction, unbiased, keepdim, root=True)[0]
+def _correction(correction: float | None, unbiased: bool) -> float:
+    """Return N - divisor of a variance; overloads without it have ``unbiased``."""
+    return int(unbiased) if correction is None else correction
 
 
 @lowers(aten.var_mean.correction, aten.var_mean.default, aten.var_mean.dim)
@@ -148,7 +140,10 @@ def var_mean(
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
     """[*S] -> [*S'], [*S']; the variance and the mean"""
-    return _spread_and_mean(t, self, dim, correction, unbiased, keepdim, root=False)
+    number = _correction(correction, unbiased)
+    variance, mean = _variance_and_mean(t, self, dim, number)
+    variance = _as_torch_returns(t, self, variance, dim, keepdim)
+    return variance, _as_torch_returns(t, self, mean, dim, keepdim)
 
 
 @lowers(aten.std_mean.correction, aten.std_mean.default, aten.std_mean.dim)
@@ -161,7 +156,38 @@ def std_mean(
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
     """[*S] -> [*S'], [*S']; the standard deviation and the mean"""
-    return _spread_and_mean(t, self, dim, correction, unbiased, keepdim, root=True)
+    number = _correction(correction, unbiased)
+    deviation, mean = _deviation_and_mean(t, self, dim, number)
+    deviation = _as_torch_returns(t, self, deviation, dim, keepdim)
+    return deviation, _as_torch_returns(t, self, mean, dim, keepdim)
+
+
+@lowers(aten.var.correction, aten.var.default, aten.var.dim)
+def var(
+    t: Tosa,
+    self: Value,
+    dim: Dims = None,
+    correction: float | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+) -> Value:
+    """[*S] -> [*S']; the sum of squares divided by N - correction"""
+    variance, _ = var_mean(t, self, dim, correction, unbiased, keepdim)
+    return variance
+
+
+@lowers(aten.std.correction, aten.std.default, aten.std.dim)
+def std(
+    t: Tosa,
+    self: Value,
+    dim: Dims = None,
+    correction: float | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+) -> Value:
+    """[*S] -> [*S']; the root of the variance"""
+    deviation, _ = std_mean(t, self, dim, correction, unbiased, keepdim)
+    return deviation
 
 
 @lowers(aten.linalg_vector_norm.default)
@@ -173,7 +199,7 @@ def linalg_vector_norm(
     keepdim: bool,
     dtype: torch.dtype | None,
 ) -> Value:
-    """[*S] -> [*S']; of order 1, 2 or infinity, computed in fp32"""
+    """[*S] -> [*S']; only the orders 1, 2 and infinity; computed in fp32"""
     t.refuse_unless(ord in (1, 2, inf), f"a norm of order {ord} has no rule of its own")
     x = to_torch(t, self, dtype)
     t.refuse_unless(x.dtype in FLOATS, f"a norm of {x.dtype} is not defined")
@@ -182,6 +208,6 @@ def linalg_vector_norm(
     if ord == 2:
         norm = sqrt(t, _sum_of_squares(t, wide, axes))
     else:
-        step = t.reduce_sum if ord == 1 else t.reduce_max
-        norm = reduced(t, t.abs(wide), step, axes, keepdim=True)
+        reduce = t.reduce_sum if ord == 1 else t.reduce_max
+        norm = reduced(t, t.abs(wide), reduce, axes, keepdim=True)
     return _as_torch_returns(t, x, norm, axes, keepdim)

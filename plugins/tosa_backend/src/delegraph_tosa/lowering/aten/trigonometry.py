@@ -51,10 +51,7 @@ def odd_polynomial(t: Tosa, x: Value, coefficients: Sequence[float]) -> Value:
 
 
 def with_sign(t: Tosa, magnitude: Value, x: Value) -> Value:
-    """Return ``magnitude`` with the sign of ``x``.
-
-    Where ``x`` is 0 or NaN, ``x`` itself.
-    """
+    """Return ``magnitude`` with the sign of ``x``; where x is 0 or NaN, return x."""
     signed = t.select(t.greater(x, 0), magnitude, t.negate(magnitude))
     return t.select(t.greater(t.abs(x), 0), signed, x)
 
@@ -70,15 +67,17 @@ def tan(t: Tosa, self: Value) -> Value:
 def atan_of(t: Tosa, x: Value) -> Value:
     """x [*S] -> [*S], the arc tangent.
 
-    With m = |x|: atan(m) = pi / 2 + atan(-1 / m) above tan(3 pi / 8), pi / 4 + atan((m
-    - 1) / (m + 1)) above tan(pi / 8), and the polynomial ATAN below.
+    The polynomial ATAN is for m = |x| up to tan(pi / 8). Two identities map larger m:
+    atan(m) = pi / 4 + atan((m - 1) / (m + 1)), and from tan(3 pi / 8) on
+    atan(m) = pi / 2 + atan(-1 / m).
     """
     m = t.abs(x)
     is_high = t.greater(m, math.tan(3 * pi / 8))
     is_middle = t.greater(m, math.tan(pi / 8))
     of_middle = t.mul(t.sub(m, 1), t.reciprocal(t.add(m, 1)))
     of_high = t.negate(t.reciprocal(m))
-    argument = t.select(is_high, of_high, t.select(is_middle, of_middle, m))
+    argument = t.select(is_middle, of_middle, m)
+    argument = t.select(is_high, of_high, argument)
     half_pi = t.like(pi / 2, x)
     offset = t.select(is_middle, t.like(pi / 4, x), 0.0)
     offset = t.select(is_high, half_pi, offset)
@@ -106,11 +105,13 @@ def atan2(t: Tosa, self: Value, other: Value) -> Value:
     both_infinite = t.logical_and(x_is_infinite, t.equal(t.abs(y), inf))
     both_zero = t.logical_and(t.equal(x, 0), t.equal(y, 0))
     ratio = quotient_of(t, t.abs(y), t.abs(x))
-    ratio = t.select(both_infinite, 1.0, t.select(both_zero, 0.0, ratio))
-    # the angle of (|x|, |y|), then of (x, |y|)
+    # inf / inf and 0 / 0 would be NaN
+    ratio = t.select(both_zero, 0.0, ratio)
+    ratio = t.select(both_infinite, 1.0, ratio)
+    # the angle of (|x|, |y|), then of (x, |y|), then of (x, y)
     angle = atan_of(t, ratio)
-    upper = t.select(is_negative(t, x), t.sub(pi, angle), angle)
-    return t.select(is_negative(t, y), t.negate(upper), upper)
+    angle = t.select(is_negative(t, x), t.sub(pi, angle), angle)
+    return t.select(is_negative(t, y), t.negate(angle), angle)
 
 
 def _half_angle(t: Tosa, m: Value) -> Value:
@@ -126,9 +127,10 @@ def asin(t: Tosa, self: Value) -> Value:
     is_large = t.greater(m, 0.5)
     argument = t.select(is_large, _half_angle(t, m), m)
     arc = odd_polynomial(t, argument, ASIN)
-    # above 1/2: asin(m) = pi / 2 - acos(m)
+    # above 1/2: asin(m) = pi / 2 - acos(m) = pi / 2 - 2 arc
     of_large = t.sub(pi / 2, t.mul(arc, 2))
-    return with_sign(t, t.select(is_large, of_large, arc), x)
+    magnitude = t.select(is_large, of_large, arc)
+    return with_sign(t, magnitude, x)
 
 
 @lowers(aten.acos.default, aten.arccos.default)
@@ -139,16 +141,18 @@ def acos(t: Tosa, self: Value) -> Value:
     is_large = t.greater(m, 0.5)
     argument = t.select(is_large, _half_angle(t, m), x)
     arc = odd_polynomial(t, argument, ASIN)
-    # above 1/2: acos(m) = 2 arc, and acos(-m) = pi - acos(m); else acos(x) = pi / 2 -
-    # asin(x)
+    # above 1/2: acos(m) = 2 arc, and acos(-m) = pi - acos(m)
     twice = t.mul(arc, 2)
     of_large = t.select(t.greater(x, 0), twice, t.sub(pi, twice))
-    return t.select(is_large, of_large, t.sub(pi / 2, arc))
+    # up to 1/2: acos(x) = pi / 2 - asin(x)
+    of_small = t.sub(pi / 2, arc)
+    return t.select(is_large, of_large, of_small)
 
 
 def _half_exponentials(t: Tosa, m: Value) -> tuple[Value, Value]:
-    """m [*S] >= 0 -> exp(m) / 2 and exp(-m) / 2"""
-    # exp(m) / 2 as exp(m / 2) / 2 * exp(m / 2): exp(m) itself could overflow
+    """Return exp(m) / 2 and exp(-m) / 2, for m [*S] >= 0."""
+    # exp(m) itself could overflow where exp(m) / 2 = exp(m / 2) / 2 * exp(m / 2) does
+    # not
     root = t.exp(t.mul(m, 0.5))
     growing = t.mul(t.mul(root, 0.5), root)
     falling = t.mul(t.exp(t.negate(m)), 0.5)
@@ -163,7 +167,8 @@ def sinh(t: Tosa, self: Value) -> Value:
     growing, falling = _half_exponentials(t, m)
     large = t.sub(growing, falling)
     small = odd_polynomial(t, t.minimum(m, 1), SINH)
-    return with_sign(t, t.select(t.greater(m, 1), large, small), x)
+    magnitude = t.select(t.greater(m, 1), large, small)
+    return with_sign(t, magnitude, x)
 
 
 @lowers(aten.cosh.default)
@@ -175,9 +180,9 @@ def cosh(t: Tosa, self: Value) -> Value:
 
 
 LARGE = 1e4
-"""For larger x, 1 + x * x rounds to x * x in fp32.
+"""Above, asinh and acosh use log(x) + log(2): 1 + x * x rounds to x * x in fp32.
 
-Up to here, x * x is far from overflowing.
+x * x may overflow there.
 """
 
 
@@ -195,7 +200,8 @@ def asinh(t: Tosa, self: Value) -> Value:
     of_large = t.add(t.log(m), math.log(2))
     is_large = t.greater(m, LARGE)
     of_small = log1p_of(t, t.add(capped, quotient))
-    return with_sign(t, t.select(is_large, of_large, of_small), x)
+    magnitude = t.select(is_large, of_large, of_small)
+    return with_sign(t, magnitude, x)
 
 
 @lowers(aten.acosh.default, aten.arccosh.default)

@@ -21,7 +21,7 @@ from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Graph, Operator, Value
 from ...ir.size_sources import sizes_of, unknown_symbols
 from ...ir.types import INTEGERS, DType, Type
-from ..aten.index import movable
+from ..aten.index import movable_type
 from ..aten.shape import slice_axis
 from ..lazy.lazy_values import Scaled, real
 from ..promotion import converted
@@ -237,14 +237,14 @@ class _Loop:
         C is the product of S. A bool becomes a number.
         """
         rows = self.t.reshape(x, (1, x.shape[0], math.prod(x.shape[1:])))
-        return self.t.held(converted(self.t, rows, movable(self.t, x.dtype)))
+        return self.t.held(converted(self.t, rows, movable_type(self.t, x.dtype)))
 
     def _zero_rows(self, row: Any) -> Value:
         """Return zeros [1,N,C], into which SCATTER writes N rows of the type ``row``.
 
         C is the number of elements of a row.
         """
-        dtype = movable(self.t, self.t.held_type(row).dtype)
+        dtype = movable_type(self.t, self.t.held_type(row).dtype)
         shape = (1, self.steps.count, math.prod(row.shape))
         if any(is_dynamic(size) for size in shape):
             return self.t.tile(self.t.constant(0, dtype, (1, 1, 1)), shape)
@@ -390,7 +390,7 @@ class _Loop:
 
     def _with_row(self, rows: Value, index: Value, row: Value) -> Value:
         """Write ``row`` [*S] of C elements into ``rows`` [1,N,C] at ``index`` [1,1]."""
-        row = self.t.held(converted(self.t, row, movable(self.t, row.dtype)))
+        row = self.t.held(converted(self.t, row, movable_type(self.t, row.dtype)))
         source = self.t.reshape(row, (1, 1, rows.shape[2]))
         return self.t.scatter(rows, index, source)
 

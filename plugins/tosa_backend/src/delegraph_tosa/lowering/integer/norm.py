@@ -201,7 +201,7 @@ def layer_norm(
     eps: float,
 ) -> Lazy:
     """input [*S,*N], weight [*N], bias [*N] -> [*S,*N]"""
-    axes, _ = last_axes(input, normalized_shape)
+    axes = last_axes(input, normalized_shape)
     x = operand(t, input, "its input")
     y = normalized(t, x, axes, eps, centre=True)
     return _weighed(t, y, normalized_shape, weight, bias)
@@ -216,7 +216,7 @@ def rms_norm(
     eps: float | None,
 ) -> Lazy:
     """input [*S,*N], weight [*N] -> [*S,*N]"""
-    axes, _ = last_axes(input, normalized_shape)
+    axes = last_axes(input, normalized_shape)
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
     x = operand(t, input, "its input")
     y = normalized(t, x, axes, epsilon, centre=False)
