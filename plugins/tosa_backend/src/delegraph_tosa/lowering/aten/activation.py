@@ -8,7 +8,7 @@ import torch
 
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
-from ..builder import Operand, Shape, Tosa
+from ..builder import Shape, Tosa
 from ..promotion import floating_value, promoted
 from ..registry import lowers
 from .elementwise import inverse, scaled
@@ -21,8 +21,9 @@ inf = math.inf
 def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
     """Return x clamped to ``low`` .. ``high``; None means no limit.
 
-    If ``low`` is above ``high``, every element becomes ``high``, as in torch. Raises
-    Unsupported if x has integers and a limit is a float.
+    If ``low`` is above ``high``, every element becomes ``high``, as in torch. Integers
+    are clamped by MAXIMUM and MINIMUM. Raises Unsupported if a limit of them is a
+    float.
     """
     if low is not None and high is not None and low > high:
         low = high
@@ -47,13 +48,13 @@ def relu(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; relu(inf) is inf: the upper limit of the CLAMP is infinity, not the
     largest finite number
     """
-    return limited(t, self, 0, None)
+    return limited(t, self, low=0, high=None)
 
 
 @lowers(aten.relu6.default)
 def relu6(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return limited(t, self, 0, 6)
+    return limited(t, self, low=0, high=6)
 
 
 @lowers(aten.hardtanh.default)
@@ -78,14 +79,13 @@ def clamp(
 @lowers(aten.clamp.Tensor)
 def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> Value:
     """self [*S], min [*S], max [*S] -> [*S]; they broadcast"""
-    x: Operand = self
+    x = self
     if min is not None:
         left, right = promoted(t, x, min)
         x = t.maximum(left, right)
     if max is not None:
         left, right = promoted(t, x, max)
         x = t.minimum(left, right)
-    assert isinstance(x, Value)
     return x
 
 
@@ -114,12 +114,12 @@ def mish(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; x * tanh(log(1 + exp(x))), which is x * n / (n + 2) with n = exp(x)
     * (exp(x) + 2)
     """
-    # n / (n + 2) rounds to 1 above this limit, and exp(x)^2 would overflow further up
+    # above this limit, n / (n + 2) rounds to 1; further up, exp(x)^2 would overflow
     limit = 5.0 if self.dtype is DType.FP16 else 20.0
     exponential = t.exp(t.minimum(self, limit))
     n = t.mul(exponential, t.add(exponential, 2))
-    share = t.mul(n, t.reciprocal(t.add(n, 2)))
-    return t.mul(self, share)
+    factor = t.mul(n, t.reciprocal(t.add(n, 2)))
+    return t.mul(self, factor)
 
 
 @lowers(aten.hardsigmoid.default)
@@ -187,7 +187,8 @@ def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) ->
     exponential = expm1_of(t, exponent)
     is_negative = t.greater(0.0, self)
     below = _times_factor(t, exponential, alpha * scale)
-    return t.select(is_negative, below, _times_factor(t, self, scale))
+    above = _times_factor(t, self, scale)
+    return t.select(is_negative, below, above)
 
 
 @lowers(aten.celu.default)
@@ -220,11 +221,11 @@ def gelu(t: Tosa, self: Value, approximate: str) -> Value:
     if approximate == "tanh":
         cube = t.mul(t.mul(self, self), self)
         polynomial = t.add(self, t.mul(cube, 0.044715))
-        sigmoidal = t.tanh(t.mul(polynomial, math.sqrt(2 / math.pi)))
+        curve = t.tanh(t.mul(polynomial, math.sqrt(2 / math.pi)))
     else:
-        sigmoidal = t.erf(t.mul(self, math.sqrt(0.5)))
+        curve = t.erf(t.mul(self, math.sqrt(0.5)))
     half = t.mul(self, 0.5)
-    return t.mul(half, t.add(sigmoidal, 1))
+    return t.mul(half, t.add(curve, 1))
 
 
 @lowers(aten.softplus.default)
@@ -236,5 +237,6 @@ def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
     exponential = t.exp(t.minimum(exponent, threshold))
     logarithm = log1p_of(t, exponential)
     is_linear = t.greater(exponent, threshold)
-    curved = _times_factor(t, logarithm, inverse(t, beta, self.dtype))
+    inverse_beta = inverse(t, beta, self.dtype)
+    curved = _times_factor(t, logarithm, inverse_beta)
     return t.select(is_linear, self, curved)

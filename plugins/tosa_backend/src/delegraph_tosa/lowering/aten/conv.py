@@ -1,6 +1,8 @@
 """Convolutions.
 
-TOSA's images are NHWC and its weights OHWI; depthwise ones are HWCM.
+TOSA's images are NHWC and its weights OHWI; depthwise ones are HWCM, where M is the
+number of outputs for each channel. A convolution over one axis is one over images of
+height 1.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from ...ir.graph import Value
 from ..builder import Tosa
 from ..geometry.layout import (
     HWOI,
+    axis_of,
     batched,
     channels_first,
     channels_last,
@@ -43,7 +46,8 @@ def convolve(
     group.
     """
     t.expect_one_type("a convolution", input, weight, bias)
-    bias = t.no_bias(input) if bias is None else bias
+    if bias is None:
+        bias = t.no_bias(input)
     image = t.transpose(input, channels_last(input.rank))
     x, pad = exact(t, image, axes, fill=0)
     stride = tuple([window.stride for window in axes])
@@ -58,11 +62,10 @@ def convolve(
     biases = group_biases(t, bias, groups)
     inputs = equal_parts(t, x, -1, groups)
     kernels = equal_parts(t, kernel, 0, groups)
-    parts = [
-        emit(*operands, pad, stride, dilation)
-        for operands in zip(inputs, kernels, biases, strict=True)
-    ]
-    y = concatenated(t, parts, x.rank - 1)
+    outputs = []
+    for part, part_kernel, part_bias in zip(inputs, kernels, biases, strict=True):
+        outputs.append(emit(part, part_kernel, part_bias, pad, stride, dilation))
+    y = concatenated(t, outputs, x.rank - 1)
     return t.transpose(y, channels_first(y.rank))
 
 
@@ -77,7 +80,7 @@ def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
 
 
 def group_biases(t: Tosa, bias: Value, groups: int) -> list[Value]:
-    """Return the bias of each group; ``bias`` is [O], or [1] for one of all groups."""
+    """Return the bias of each group; ``bias`` is [O], or [1] for all groups."""
     if bias.shape == (1,):
         return [bias] * groups
     return equal_parts(t, bias, 0, groups)
@@ -85,7 +88,7 @@ def group_biases(t: Tosa, bias: Value, groups: int) -> list[Value]:
 
 def equal_parts(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
     """Return ``count`` equal parts of x along ``axis``."""
-    axis %= x.rank
+    axis = axis_of(axis, x.rank)
     size = list(x.shape)
     size[axis] //= count
     parts = []
@@ -97,26 +100,27 @@ def equal_parts(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
 
 
 def concatenated(t: Tosa, values: Sequence[Value], axis: int) -> Value:
-    """CONCAT of any number of values.
+    """Concatenate any number of values.
 
-    Level 8K takes LONGEST_LIST tensors at once, so more are concatenated in several
-    steps.
+    CONCAT takes at most LONGEST_LIST tensors at once, so more are concatenated in
+    several steps.
     """
     while len(values) > LONGEST_LIST:
-        starts = range(0, len(values), LONGEST_LIST)
-        values = [
-            t.concat(values[start : start + LONGEST_LIST], axis) for start in starts
-        ]
+        joined = []
+        for start in range(0, len(values), LONGEST_LIST):
+            chunk = values[start : start + LONGEST_LIST]
+            joined.append(t.concat(chunk, axis))
+        values = joined
     return t.concat(values, axis)
 
 
-def named_padding(
+def _windows_with_padding(
     name: str, kernel: Numbers, stride: Numbers, dilation: Numbers
 ) -> list[Window]:
     """Return one window for each axis, with the padding that torch calls ``name``.
 
-    "valid" is no padding. "same" is as much as gives as many outputs as inputs; if that
-    is an odd number of elements, the end gets one more than the beginning.
+    "valid" is no padding. "same" gives as many outputs as inputs. If it is an odd number
+    of elements, the end gets one more than the beginning.
     """
     windows = []
     for size, step, spacing in zip(kernel, stride, dilation, strict=True):
@@ -150,27 +154,27 @@ def conv(
     step = numbers(stride, rank)
     spacing = numbers(dilation, rank)
     if isinstance(padding, str):
-        axes = named_padding(padding, kernel, step, spacing)
+        axes = _windows_with_padding(padding, kernel, step, spacing)
     else:
         axes = windows(kernel, step, numbers(padding, rank), spacing)
     x = batched(t, input, rank + 2)
     if rank > 1:
-        return unbatched(t, convolve(t, x, weight, bias, axes, groups), input)
-    # over one axis: an image of height 1
-    image = high(t, x)
-    kernel_image = high(t, weight)
+        y = convolve(t, x, weight, bias, axes, groups)
+        return unbatched(t, y, input)
+    image = with_height(t, x)
+    kernel_image = with_height(t, weight)
     image_axes = [Window(kernel=1, stride=1, before=0, after=0), *axes]
-    y = low(t, convolve(t, image, kernel_image, bias, image_axes, groups))
-    return unbatched(t, y, input)
+    y = convolve(t, image, kernel_image, bias, image_axes, groups)
+    return unbatched(t, without_height(t, y), input)
 
 
-def high(t: Tosa, x: Value) -> Value:
+def with_height(t: Tosa, x: Value) -> Value:
     """Return x [A,B,L] as an image of height 1 [A,B,1,L]"""
     outer, channels, length = x.shape
     return t.reshape(x, (outer, channels, 1, length))
 
 
-def low(t: Tosa, x: Value) -> Value:
-    """Return an image of height 1 [A,B,1,L] as [A,B,L]: undoes ``high``."""
+def without_height(t: Tosa, x: Value) -> Value:
+    """Return an image of height 1 [A,B,1,L] as [A,B,L]: undoes ``with_height``."""
     outer, channels, _, length = x.shape
     return t.reshape(x, (outer, channels, length))

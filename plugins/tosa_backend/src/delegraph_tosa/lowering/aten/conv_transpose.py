@@ -1,9 +1,13 @@
-"""Transposed convolutions: add the product of each element and the kernel.
+"""Transposed convolutions.
 
-Over two axes this is TRANSPOSE_CONV2D. That operator has no dilation, so zeros are put
-between the weight's elements, and no groups, so there is one operator for each group.
-Over three axes, and where each channel is its own group, the rule makes an ordinary
-convolution: its kernel is reversed, and zeros are put between the input's elements.
+Each element of the input is multiplied by the kernel. The products are added in the
+output, ``stride`` elements apart.
+
+- Over two axes this is TRANSPOSE_CONV2D. That operator has no dilation, so zeros are
+  put between the weight's elements. It has no groups, so there is one operator for each
+  group.
+- Over three axes, and where each channel is its own group, an ordinary convolution
+  computes it. Its kernel is reversed, and zeros are put between the input's elements.
 """
 
 from __future__ import annotations
@@ -18,19 +22,25 @@ from ..builder import Tosa
 from ..geometry.layout import batched, channels_first, channels_last, numbers, unbatched
 from ..geometry.window import framed, spread
 from ..registry import lowers
-from .conv import concatenated, conv, equal_parts, group_biases, high, low
+from .conv import (
+    concatenated,
+    conv,
+    equal_parts,
+    group_biases,
+    with_height,
+    without_height,
+)
 
 aten = torch.ops.aten
 Numbers = Sequence[int]
 
 
-class Reach(NamedTuple):
-    """An axis of a transposed convolution.
+class TransposedAxis(NamedTuple):
+    """An axis of a transposed convolution with N input elements.
 
     Its output has (N - 1) * stride + kernel + before + after elements. ``kernel`` is
     the kernel's size with its dilation. ``before`` and ``after`` are elements added to
-    both ends of the output; negative numbers, which follow from padding, cut elements
-    off.
+    both ends of the output. torch's padding makes them negative: it cuts elements off.
     """
 
     kernel: int
@@ -39,38 +49,39 @@ class Reach(NamedTuple):
     after: int
 
 
-def _reaches(
+def _transposed_axes(
     kernel: Numbers,
     stride: Numbers,
     padding: Numbers,
-    extra: Numbers,
+    output_padding: Numbers,
     dilation: Numbers,
-) -> list[Reach]:
-    """Return one ``Reach`` for each axis, from torch's arguments.
+) -> list[TransposedAxis]:
+    """Return one ``TransposedAxis`` for each axis, from torch's arguments.
 
-    ``extra`` is its output_padding.
+    ``output_padding`` adds elements after the output.
     """
     axes = []
-    for size, step, margin, more, spacing in zip(
-        kernel, stride, padding, extra, dilation, strict=True
-    ):
-        reach = spacing * (size - 1) + 1
-        axes.append(Reach(reach, step, before=-margin, after=more - margin))
+    for number, size in enumerate(kernel):
+        reach = dilation[number] * (size - 1) + 1
+        before = -padding[number]
+        after = output_padding[number] - padding[number]
+        axes.append(TransposedAxis(reach, stride[number], before, after))
     return axes
 
 
-def transposed(
+def _transposed_convolution(
     t: Tosa,
     input: Value,
     weight: Value,
     bias: Value | None,
-    axes: list[Reach],
+    axes: list[TransposedAxis],
     dilation: Numbers,
     groups: int,
 ) -> Value:
     """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S'], 2 or 3 axes"""
     t.expect_one_type("a convolution", input, weight, bias)
-    bias = t.no_bias(input) if bias is None else bias
+    if bias is None:
+        bias = t.no_bias(input)
     for axis, step in enumerate(dilation, start=2):
         weight = spread(t, weight, axis, step)
     x = t.transpose(input, channels_last(input.rank))
@@ -83,15 +94,20 @@ def transposed(
 
 
 def _by_transpose_conv(
-    t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int
+    t: Tosa,
+    x: Value,
+    weight: Value,
+    bias: Value,
+    axes: list[TransposedAxis],
+    groups: int,
 ) -> Value:
-    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O], by TRANSPOSE_CONV2Ds"""
+    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O], by TRANSPOSE_CONV2D."""
     stride = tuple([axis.stride for axis in axes])
     out_pad: list[int] = []
     cut = [(0, 0)]
     for axis in axes:
-        # out_pad must be greater than -kernel: where more has to be cut off, SLICE cuts
-        # the rest off the result
+        # out_pad must be greater than -kernel: if more elements have to be cut off,
+        # SLICE removes them from the result
         least = 1 - axis.kernel
         before = max(axis.before, least)
         after = max(axis.after, least)
@@ -109,24 +125,30 @@ def _by_transpose_conv(
 
 
 def _by_convolution(
-    t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int
+    t: Tosa,
+    x: Value,
+    weight: Value,
+    bias: Value,
+    axes: list[TransposedAxis],
+    groups: int,
 ) -> Value:
-    """x [N,*S,C], weight [C,O/groups,*K] -> [N,*S',O], a convolution of spread x
+    """x [N,*S,C], weight [C,O/groups,*K] -> [N,*S',O], by an ordinary convolution.
 
-    Zeros are inserted between the elements.
+    Zeros are inserted between the elements of x.
     """
     frame = [(0, 0)]
-    for axis, reach in enumerate(axes, start=1):
-        x = spread(t, x, axis, reach.stride)
-        if reach.kernel > 1:
-            weight = t.reverse(weight, axis + 1)
-        margin = reach.kernel - 1
-        frame.append((margin + reach.before, margin + reach.after))
+    for number, axis in enumerate(axes, start=1):
+        x = spread(t, x, number, axis.stride)
+        if axis.kernel > 1:
+            # the spatial axes of x begin at 1, those of the weight at 2
+            weight = t.reverse(weight, number + 1)
+        margin = axis.kernel - 1
+        frame.append((margin + axis.before, margin + axis.after))
     frame.append((0, 0))
     x = framed(t, x, frame)
     no_padding = (0,) * (2 * len(axes))
     ones = (1,) * len(axes)
-    # over two axes only a convolution with one group for each channel comes here
+    # over two axes, each channel is a group
     if len(axes) == 2:
         hwcm = t.transpose(weight, (2, 3, 0, 1))
         return t.depthwise_conv2d(x, hwcm, bias, no_padding, ones, ones)
@@ -159,7 +181,7 @@ def conv_transpose(
     """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
     rank = weight.rank - 2
     spacing = numbers(dilation, rank)
-    axes = _reaches(
+    axes = _transposed_axes(
         weight.shape[2:],
         numbers(stride, rank),
         numbers(padding, rank),
@@ -168,14 +190,17 @@ def conv_transpose(
     )
     x = batched(t, input, rank + 2)
     if rank > 1:
-        y = transposed(t, x, weight, bias, axes, spacing, groups)
+        y = _transposed_convolution(t, x, weight, bias, axes, spacing, groups)
         return unbatched(t, y, input)
-    # over one axis: an image of height 1
-    image = high(t, x)
-    kernel_image = high(t, weight)
-    image_axes = [Reach(kernel=1, stride=1, before=0, after=0), *axes]
-    y = transposed(t, image, kernel_image, bias, image_axes, (1, *spacing), groups)
-    return unbatched(t, low(t, y), input)
+    # a convolution over one axis is one over an image of height 1
+    image = with_height(t, x)
+    kernel_image = with_height(t, weight)
+    image_axes = [TransposedAxis(kernel=1, stride=1, before=0, after=0), *axes]
+    image_spacing = (1, *spacing)
+    y = _transposed_convolution(
+        t, image, kernel_image, bias, image_axes, image_spacing, groups
+    )
+    return unbatched(t, without_height(t, y), input)
 
 
 @lowers(aten.convolution.default)

@@ -29,10 +29,10 @@ TAYLOR = [1 / math.factorial(k) for k in range(8, 0, -1)]
 
 
 def expm1_of(t: Tosa, x: Value) -> Value:
-    """Return exp(x) - 1: the difference for |x| > 1/2, a Taylor series below.
+    """Return exp(x) - 1: the difference for |x| > 1/2, else a Taylor series.
 
-    The difference would lose digits there. A formula with TANH would not do: TOSA does
-    not bound the relative error of TANH near 0.
+    For small x, the difference would lose digits. A formula with TANH would too: TOSA
+    does not bound the relative error of TANH near 0.
     """
     small = t.clamp(x, -0.5, 0.5)
     series = t.mul(small, polynomial(t, small, TAYLOR))
@@ -44,17 +44,19 @@ def expm1_of(t: Tosa, x: Value) -> Value:
 def log1p_of(t: Tosa, x: Value) -> Value:
     """Return log(1 + x) as log(u) * x / (u - 1), where u is 1 + x rounded (Kahan).
 
-    The rounding error of u cancels. The result is x where u is 1, and log(u) where u is
-    0 or inf, where the formula would give NaN.
+    For a small x, u has few digits of x. The quotient x / (u - 1) is near 1 and
+    corrects this. Where u is 1, 0 or inf, the formula would give NaN: the result is x,
+    log(u) or inf.
     """
     u = t.add(x, 1)
     difference = t.sub(u, 1)
     log_u = t.log(u)
-    quotient = t.mul(log_u, t.mul(x, t.reciprocal(difference)))
-    result = t.select(t.equal(difference, 0), x, quotient)
+    correction = t.mul(x, t.reciprocal(difference))
+    y = t.mul(log_u, correction)
+    y = t.select(t.equal(difference, 0), x, y)
     is_infinite = t.equal(u, inf)
-    result = t.select(t.equal(u, 0), log_u, result)
-    return t.select(is_infinite, u, result)
+    y = t.select(t.equal(u, 0), log_u, y)
+    return t.select(is_infinite, u, y)
 
 
 @lowers(aten.exp2.default, aten.special_exp2.default)
@@ -69,9 +71,10 @@ def exp2(t: Tosa, self: Value) -> Value:
     x = t.clamp(floating_value(t, self), -256, 256)
     w = t.floor(x)
     rest_of_whole = t.mul(w, LN2 - LN2_HIGH)
-    rest = t.add(rest_of_whole, t.mul(t.sub(x, w), LN2))
-    main_factor = t.exp(t.mul(w, LN2_HIGH))
-    return t.mul(main_factor, t.exp(rest))
+    fraction = t.mul(t.sub(x, w), LN2)
+    small_exponent = t.add(rest_of_whole, fraction)
+    large_exponent = t.mul(w, LN2_HIGH)
+    return t.mul(t.exp(large_exponent), t.exp(small_exponent))
 
 
 @lowers(aten.expm1.default, aten.special_expm1.default)
@@ -118,7 +121,7 @@ def logaddexp(t: Tosa, self: Value, other: Value) -> Value:
     distance = t.abs(t.sub(left, right))
     ratio = t.exp(t.negate(distance))
     result = t.add(larger, log1p_of(t, ratio))
-    # equal infinities would have a distance of NaN
+    # the distance of two equal infinities is NaN
     are_equal = t.equal(left, right)
     return t.select(are_equal, t.add(larger, LN2), result)
 
@@ -127,18 +130,19 @@ def logaddexp(t: Tosa, self: Value, other: Value) -> Value:
 def xlogy(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; x log(y), and 0 where x is 0 and y is not NaN"""
     left, right = promoted(t, self, other)
-    x = _value(t, left, right)
-    y = _value(t, right, left)
+    x = _float_value(t, left, right)
+    y = _float_value(t, right, left)
     product = t.mul(x, t.log(y))
     is_zero = t.equal(x, 0)
     is_zero_of_number = t.logical_and(is_zero, t.equal(y, y))
     return t.select(is_zero_of_number, 0, product)
 
 
-def _value(t: Tosa, operand: Operand, other: Operand) -> Value:
-    """Return ``operand`` as floats.
+def _float_value(t: Tosa, operand: Operand, other: Operand) -> Value:
+    """Return ``operand`` as a tensor of floats.
 
-    A Python number becomes a constant of the float type of ``other``, which is a value.
+    A Python number becomes a constant of the float type of ``other``, which is a
+    tensor.
     """
     if isinstance(operand, Value):
         return floating_value(t, operand)

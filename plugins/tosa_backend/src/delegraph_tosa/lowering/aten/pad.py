@@ -1,4 +1,8 @@
-"""Padding: by a number, or by elements of the tensor itself."""
+"""Padding: by a number, or by elements of the tensor itself.
+
+A ``frame`` is one pair (before, after) for each axis: the numbers of elements to add at
+both ends. A negative number cuts elements off.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,10 @@ aten = torch.ops.aten
 
 
 def _frame(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (before, after) for each axis of x.
+    """Return the frame of x for ATen's ``pad``.
 
-    ATen's ``pad`` is a flat list: the last axis first, leading ones missing.
+    ``pad`` is a flat list: the last axis comes first, and leading axes may be missing.
+    [1, 2, 3, 4] is the frame [(0, 0), (3, 4), (1, 2)] of three axes.
     """
     before = pad[::2]
     after = pad[1::2]
@@ -34,13 +39,6 @@ def constant_pad_nd(t: Tosa, self: Value, pad: Sequence[int], value: float) -> V
     """[*S] -> [*S']; a negative number in ``pad`` cuts elements off"""
     frame = _frame(self, pad)
     return framed(t, self, frame, value)
-
-
-"""(t, x, axis, before, after) -> the elements to put before and after x along ``axis``.
-
-Where ``before`` or ``after`` is 0, the result for that side is any value: ``bordered``
-drops it.
-"""
 
 
 def _repeated(t: Tosa, x: Value, axis: int, count: int) -> Value:
@@ -80,12 +78,12 @@ def _cut(t: Tosa, x: Value, frame: Sequence[tuple[int, int]]) -> Value:
     return framed(t, x, cuts)
 
 
-def bordered(t: Tosa, x: Value, pad: Sequence[int], mode: str) -> Value:
+def _padded_with_itself(t: Tosa, x: Value, pad: Sequence[int], mode: str) -> Value:
     """x [*S] -> [*S'], padded with its own elements, one axis after the other.
 
-    ``mode`` is "reflect", "replicate" or "circular". A negative number cuts elements
-    off after the padding. In mode "circular" it cuts before, so that the other end is
-    not padded with elements that were cut off.
+    ``mode`` is "reflect", "replicate" or "circular". Negative numbers cut elements off
+    after the padding, as torch does. In mode "circular" they cut before, so that the
+    other end is not padded with elements that were cut off.
     """
     frame = _frame(x, pad)
     if mode == "circular":
@@ -109,7 +107,7 @@ def pad(
     if mode == "constant":
         number = 0 if value is None else value
         return constant_pad_nd(t, self, pad, number)
-    return bordered(t, self, pad, mode)
+    return _padded_with_itself(t, self, pad, mode)
 
 
 @lowers(
@@ -119,7 +117,7 @@ def pad(
 )
 def reflection_pad1d(t: Tosa, self: Value, padding: Sequence[int]) -> Value:
     """[*S] -> [*S']; mirrored at the outermost elements"""
-    return bordered(t, self, padding, "reflect")
+    return _padded_with_itself(t, self, padding, "reflect")
 
 
 @lowers(
@@ -129,4 +127,4 @@ def reflection_pad1d(t: Tosa, self: Value, padding: Sequence[int]) -> Value:
 )
 def replication_pad1d(t: Tosa, self: Value, padding: Sequence[int]) -> Value:
     """[*S] -> [*S']; the outermost elements repeated"""
-    return bordered(t, self, padding, "replicate")
+    return _padded_with_itself(t, self, padding, "replicate")

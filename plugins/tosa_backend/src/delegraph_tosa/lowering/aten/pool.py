@@ -1,4 +1,4 @@
-"""Pooling.
+"""Max pools and average pools, also adaptive ones.
 
 TOSA pools images [N,H,W,C]. Volumes are pooled in two steps: over height and width,
 then over depth.
@@ -56,13 +56,6 @@ def _pooled_channels_last(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> 
     return t.reshape(z, (n, z.shape[1], height, width, c))
 
 
-class KernelAndStride(NamedTuple):
-    """Sizes and steps of windows, as TOSA takes them."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-
-
 def windows_of(
     count: int,
     kernel: Numbers,
@@ -71,7 +64,7 @@ def windows_of(
     dilation: Numbers,
     ceil: bool,
 ) -> list[Window]:
-    """Return the windows of a pool over ``count`` axes.
+    """Return the windows of a pool over ``count`` axes, from torch's arguments.
 
     An empty ``stride`` means the kernel's size, as in torch.
     """
@@ -80,10 +73,17 @@ def windows_of(
     return windows(size, step, numbers(padding, count), numbers(dilation, count), ceil)
 
 
-def _kernel_and_stride(axes: list[Window]) -> KernelAndStride:
-    """Return the sizes and steps of the windows ``axes``."""
-    kernel = tuple([window.kernel for window in axes])
-    stride = tuple([window.stride for window in axes])
+class KernelAndStride(NamedTuple):
+    """Sizes and steps of windows, one for each axis, as TOSA takes them."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def _kernel_and_stride(windows: list[Window]) -> KernelAndStride:
+    """Return the sizes and steps of ``windows``."""
+    kernel = tuple([window.kernel for window in windows])
+    stride = tuple([window.stride for window in windows])
     return KernelAndStride(kernel, stride)
 
 
@@ -115,8 +115,8 @@ def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
     """Return x [N,H,W,C] max-pooled along ``axis`` by a dilated window.
 
     MAX_POOL2D has no dilation. The axis is reshaped to rows of ``dilation`` elements.
-    The elements of a window then follow one another in a column, which a window without
-    dilation covers.
+    The elements of a window are then neighbours in a column: for a dilation of 2,
+    [0, 1], [2, 3], [4, 5] has the columns 0, 2, 4 and 1, 3, 5.
     """
     n, height, width, c = x.shape
     length = x.shape[axis]
@@ -143,7 +143,7 @@ def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
 
 
 def _lowest(dtype: DType) -> float:
-    """Return the number that is never a maximum unless all are: padding for maxima."""
+    """Return the lowest number of a type, the padding that changes no maximum."""
     if dtype in FLOATS:
         return -math.inf
     return float(np.iinfo(ARRAY_DTYPES[dtype]).min)
@@ -196,8 +196,8 @@ def avg_pooled(
             pad = (0, 0, 0, 0)
         elif counts_padding:
             ceil_pad = _ceil_padding(pad, windows)
-            counted = [side - ceil for side, ceil in zip(pad, ceil_pad, strict=True)]
-            image = _zero_padded(t, image, counted)
+            user_pad = [side - ceil for side, ceil in zip(pad, ceil_pad, strict=True)]
+            image = _zero_padded(t, image, user_pad)
             pad = ceil_pad
         kernel, stride = _kernel_and_stride(windows)
         return t.avg_pool2d(image, kernel, stride, pad)
@@ -210,9 +210,9 @@ def avg_pooled(
 
 
 def _ceil_padding(pad: Pad, windows: list[Window]) -> Pad:
-    """Return ``pad`` without the user's padding: torch never counts the rest.
+    """Return the part of ``pad`` that ceil_mode adds: torch never counts it.
 
-    ceil_mode adds the rest.
+    All other padding is the user's.
     """
     result: list[int] = []
     for axis, window in enumerate(windows):
@@ -250,23 +250,22 @@ _register_average_pool(aten.avg_pool3d.default, axes=3)
 
 
 def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*output_size] or [C,*output_size]
+    """x [N,C,*S] or [C,*S] -> [N,C,*output_size] or [C,*output_size].
 
     If each size is a multiple of its output size, windows are equal, and this is one
     pool. Otherwise windows differ in length, and each is averaged by itself.
     """
     first_axis = x.rank - len(output_size)
-    sizes = x.shape[first_axis:]
-    windows = [
-        _equal_windows(size, count)
-        for size, count in zip(sizes, output_size, strict=True)
-    ]
-    known = [window for window in windows if window is not None]
-    if len(known) == len(windows):
-        return avg_pooled(t, x, known, counts_padding=False, divisor=None)
+    windows = []
+    for size, count in zip(x.shape[first_axis:], output_size, strict=True):
+        window = _equal_windows(size, count)
+        if window is not None:
+            windows.append(window)
+    if len(windows) == len(output_size):
+        return avg_pooled(t, x, windows, counts_padding=False, divisor=None)
     for axis, count in enumerate(output_size, start=first_axis):
         if x.shape[axis] != count:
-            x = by_parts(t, x, axis, count, _mean)
+            x = by_adaptive_windows(t, x, axis, count, _mean)
     return x
 
 
@@ -275,17 +274,17 @@ def _equal_windows(size: int, count: int) -> Window | None:
 
     None if the parts differ, or may differ at run time.
     """
-    if count != 1:
-        if is_dynamic(size) or is_dynamic(count) or size % count != 0:
-            return None
+    has_known_sizes = not is_dynamic(size) and not is_dynamic(count)
+    if count != 1 and not (has_known_sizes and size % count == 0):
+        return None
     length = size // count
     return Window(kernel=length, stride=length, before=0, after=0)
 
 
 def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
-    """Start and end of torch's ``count`` adaptive windows over ``size`` elements.
+    """Return start and end of torch's ``count`` adaptive windows over ``size`` elements.
 
-    Windows may overlap.
+    Windows may overlap: a size of 5 and a count of 2 give [(0, 3), (2, 5)].
     """
     bounds = []
     for number in range(count):
@@ -295,12 +294,12 @@ def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
     return bounds
 
 
-def by_parts(
-    t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Value], Value]
+def by_adaptive_windows(
+    t: Tosa, x: Value, axis: int, count: int, reduce: Callable[[Tosa, Value], Value]
 ) -> Value:
-    """x [*A,L,*B] -> [*A,count,*B]: ``each`` over adaptive windows of ``axis``.
+    """x [*A,L,*B] -> [*A,count,*B]: reduces each adaptive window of ``axis`` by itself.
 
-    ``each`` gets a window [N,n,W,1] and returns [N,1,W,1]. Raises Unsupported if
+    ``reduce`` gets a window [N,n,W,1] and returns [N,1,W,1]. Raises Unsupported if
     ``count`` is known at run time only.
     """
     t.refuse_unless(
@@ -314,7 +313,7 @@ def by_parts(
     parts = []
     for start, stop in adaptive_bounds(size, count):
         window = slice_axis(t, image, 1, start, stop - start)
-        parts.append(each(t, window))
+        parts.append(reduce(t, window))
     joined = concatenated(t, parts, 1)
     return t.reshape(joined, replace_axis(x.shape, axis, count))
 

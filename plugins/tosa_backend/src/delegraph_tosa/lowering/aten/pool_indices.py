@@ -1,7 +1,8 @@
 """Max pooling that also returns positions, adaptive max pooling, and max unpooling.
 
 The elements of all windows are gathered, ARGMAX finds the largest of each, and a
-constant table has its position in the tensor.
+constant table has its position in the tensor. Positions are flat indices into the
+pooled axes S, as in torch.
 """
 
 from __future__ import annotations
@@ -28,17 +29,20 @@ from ..ranges.index_bounds import places
 from ..registry import lowers
 from .conv import concatenated
 from .index import gather
-from .pool import Numbers, adaptive_bounds, by_parts, max_pooled, windows_of
+from .pool import Numbers, adaptive_bounds, by_adaptive_windows, max_pooled, windows_of
 from .scatter import combined
 from .shape import replace_axis, slice_axis
 
 aten = torch.ops.aten
+AxisWindows = list[list[int]]
+"""For each window along one axis, the positions of its elements on this axis."""
 
 
-def _taps(size: int, window: Window) -> list[list[int]]:
-    """For each window along one axis, the positions of its elements.
+def _axis_windows(size: int, window: Window) -> AxisWindows:
+    """Return the positions of the elements of each window along one axis.
 
-    Those in the padding are left out.
+    Positions in the padding are left out: size 4 with kernel 3, stride 2 and padding 1
+    gives [[0, 1], [1, 2, 3]].
     """
     windows = []
     for number in range(window.count(size)):
@@ -48,16 +52,16 @@ def _taps(size: int, window: Window) -> list[list[int]]:
     return windows
 
 
-def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
-    """numpy [windows, taps]: flat positions of windows in a plane of ``sizes``.
+def _table(sizes: Sequence[int], windows: list[AxisWindows]) -> Any:
+    """Return the flat positions of the elements of each window in axes of ``sizes``.
 
-    ``taps`` has the windows' positions for each axis. A window with fewer elements
-    repeats its last position.
+    ``windows`` are those of each axis. The result is numpy [windows, elements]. A window
+    with fewer elements repeats its last position.
     """
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     rows = []
-    # its positions along each axis, such as ([0, 1], [2, 3])
-    for window in product(*taps):
+    # ``window`` has positions along each axis, such as ([0, 1], [2, 3])
+    for window in product(*windows):
         row = []
         for place in product(*window):  # (0, 2), (0, 3), (1, 2), (1, 3)
             offsets = [p * stride for p, stride in zip(place, strides, strict=True)]
@@ -80,31 +84,32 @@ class Maxima(NamedTuple):
     positions: Value | None
 
 
-def _largest_of_windows(t: Tosa, x: Value, taps: list[list[list[int]]]) -> Maxima:
+def _largest_of_windows(t: Tosa, x: Value, windows: list[AxisWindows]) -> Maxima:
     """x [*N,*S] -> each window's maximum and its flat position in *S, [*N,*S'].
 
-    ``taps`` has the windows' positions for each axis. Of several equal elements, the
-    first one is found.
+    ``windows`` are those of each axis. Of several equal elements, the first one is
+    found.
     """
-    first_axis = x.rank - len(taps)
+    first_axis = x.rank - len(windows)
     lead = x.shape[:first_axis]
     sizes = x.shape[first_axis:]
-    table = _table(sizes, taps)
+    table = _table(sizes, windows)
     planes = math.prod(lead)
     count, longest = table.shape
     flat = t.reshape(x, (planes, math.prod(sizes)))
-    window = picked(t, flat, 1, table)
+    elements = picked(t, flat, 1, table)  # [planes,count,longest]
     # index of the largest element in the flattened table: start of the window's row,
     # plus ARGMAX
     row_numbers = np.arange(count, dtype=np.int32)[None]
     row_start = t.literal(row_numbers * longest, DType.INT32)
-    entry = t.add(t.argmax(window, 2), row_start)
+    entry = t.add(t.argmax(elements, 2), row_start)
     entry = t.reshape(entry, (1, planes * count))
     entries = table.reshape(1, -1, 1).astype(np.int32)
     positions = t.gather(t.literal(entries, DType.INT32), entry)
-    shape = (*lead, *[len(windows) for windows in taps])
-    values = t.reshape(t.reduce_max(window, 2), shape)
-    return Maxima(values, converted(t, t.reshape(positions, shape), DType.INT64))
+    shape = (*lead, *[len(axis_windows) for axis_windows in windows])
+    values = t.reshape(t.reduce_max(elements, 2), shape)
+    positions = t.reshape(positions, shape)
+    return Maxima(values, converted(t, positions, DType.INT64))
 
 
 def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> Maxima:
@@ -121,19 +126,22 @@ def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> Maxima:
         elements *= window.count(size) * window.kernel
     if elements > LARGEST:
         return Maxima(values, None)
-    taps = [_taps(size, window) for size, window in zip(sizes, axes, strict=True)]
+    windows = []
+    for size, window in zip(sizes, axes, strict=True):
+        windows.append(_axis_windows(size, window))
     try:
-        return Maxima(values, _largest_of_windows(t, x, taps).positions)
+        positions = _largest_of_windows(t, x, windows).positions
     # most programs use only the values: those are lowered for a target without integers
     # too
     except Unsupported:
         return Maxima(values, None)
+    return Maxima(values, positions)
 
 
 def _register_max_pools(
     axes: int, with_indices: OpOverload, adaptive: OpOverload
 ) -> None:
-    """Register the max pools with indices over ``axes`` axes, one of them adaptive."""
+    """Register the rules of both max pools with indices over ``axes`` axes."""
 
     @lowers(with_indices)
     def max_pool_with_indices(
@@ -166,18 +174,17 @@ def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> Maxima:
     first_axis = x.rank - len(output_size)
     sizes = x.shape[first_axis:]
     if not any(is_dynamic(size) for size in sizes):
-        # for each axis, the positions in each window: size 5 -> 2 outputs [[0, 1, 2],
-        # [2, 3, 4]]
-        taps = []
+        # size 5 and 2 outputs: [[0, 1, 2], [2, 3, 4]]
+        windows = []
         for size, count in zip(sizes, output_size, strict=True):
             bounds = adaptive_bounds(size, count)
-            taps.append([list(range(start, stop)) for start, stop in bounds])
-        return _largest_of_windows(t, x, taps)
+            windows.append([list(range(start, stop)) for start, stop in bounds])
+        return _largest_of_windows(t, x, windows)
     try:
         return _adaptive_at_run_time(t, x, output_size)
     except Unsupported:
         for axis, count in enumerate(output_size, start=first_axis):
-            x = by_parts(t, x, axis, count, _maximum)
+            x = by_adaptive_windows(t, x, axis, count, _maximum)
         return Maxima(x, None)
 
 
@@ -187,7 +194,7 @@ def _maximum(t: Tosa, x: Value) -> Value:
 
 
 def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> Maxima:
-    """As ``_adaptive``, for dynamic sizes S: reduces one axis after the other.
+    """Return ``_adaptive`` for dynamic sizes S: reduce one axis after the other.
 
     It begins with the last axis, so that of several equal elements the first one in
     memory is found.
@@ -198,10 +205,10 @@ def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> Maxima:
     for axis in range(x.rank - 1, first_axis - 1, -1):
         size = x.shape[axis]
         x, index = _largest_of_parts(t, x, axis, counts[axis - first_axis])
-        # of the windows' largest along this axis, take the positions that were found
-        # along the axes after it
         offset = t.mul(index, stride)
         if positions is not None:
+            # ``positions`` are those along the axes after this one: keep them for the
+            # largest elements
             offset = t.add(offset, gather(t, positions, axis, index))
         positions = offset
         stride = stride * size
@@ -218,7 +225,7 @@ def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, 
     before = math.prod(x.shape[:axis])
     after = math.prod(x.shape[axis + 1 :])
     image = t.reshape(x, (before, size, after))
-    # of each window, [before,1,after]
+    # one [before,1,after] for each window
     values = []
     indices = []
     for start, stop in adaptive_bounds(size, count):
@@ -228,24 +235,8 @@ def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, 
         values.append(t.reduce_max(part, 1))
     shape = replace_axis(x.shape, axis, count)
     maxima = t.reshape(concatenated(t, values, 1), shape)
-    return maxima, t.reshape(concatenated(t, indices, 1), shape)
-
-
-def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
-    """x [*B,*S], ``indices`` [*B,*S] -> planes [*B,*sizes] with x there, 0 elsewhere.
-
-    Overlapping windows may name a position twice, with the same element: "amax" keeps
-    it, where a sum would double it.
-    """
-    lead = x.shape[: -len(sizes)]
-    rows = math.prod(lead)
-    columns = math.prod(x.shape) // rows
-    places = t.reshape(indices, (rows, columns))
-    values = t.reshape(x, (rows, columns))
-    zero = t.constant(0, x.dtype, (1, 1))
-    empty = t.tile(zero, (rows, math.prod(sizes)))
-    y = combined(t, empty, 1, places, values, "amax", include_self=False)
-    return t.reshape(y, (*lead, *sizes))
+    positions = t.reshape(concatenated(t, indices, 1), shape)
+    return maxima, positions
 
 
 _register_max_pools(
@@ -273,4 +264,14 @@ def max_unpool(
     padding: Sequence[int] = (),
 ) -> Value:
     """self [N,C,*S'], flat indices in S -> [N,C,*S], or without N"""
-    return _unpooled(t, self, indices, output_size)
+    # overlapping windows may name a position twice, with the same element: "amax" keeps
+    # it, where a sum would double it
+    lead = self.shape[: -len(output_size)]
+    rows = math.prod(lead)
+    columns = math.prod(self.shape) // rows
+    places = t.reshape(indices, (rows, columns))
+    values = t.reshape(self, (rows, columns))
+    zero = t.constant(0, self.dtype, (1, 1))
+    empty = t.tile(zero, (rows, math.prod(output_size)))
+    y = combined(t, empty, 1, places, values, "amax", include_self=False)
+    return t.reshape(y, (*lead, *output_size))

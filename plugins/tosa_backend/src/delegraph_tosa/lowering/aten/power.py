@@ -1,8 +1,8 @@
-"""Powers.
+"""Powers x ** y.
 
-POW is defined for positive finite bases only, so rules handle signs, zeros, infinities
-and NaN with SELECT. The error of POW grows with |y log x|: in the reference model, it
-is 2e-6 of the result for results near 1e8, 1e-5 near 1e30.
+POW is defined for positive finite bases only. So rules compute |x| ** y, and handle
+signs, zeros, infinities and NaN with SELECT. The error of POW grows with |y log x|: in
+the reference model, it is 2e-6 of the result for results near 1e8, 1e-5 near 1e30.
 """
 
 from __future__ import annotations
@@ -30,36 +30,42 @@ MOST_PRODUCTS = 16
 """The largest exponent of floats that is computed by products."""
 
 
-def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
-    """Return x ** exponent for a positive integer exponent, by repeated squaring."""
+def _integer_power(t: Tosa, x: Value, exponent: int) -> Value:
+    """Return x ** exponent for a positive integer exponent, by repeated squaring.
+
+    x ** 5 is (x ** 2) ** 2 * x.
+    """
     if exponent == 1:
         return x
-    half = integer_power(t, x, exponent // 2)
+    half = _integer_power(t, x, exponent // 2)
     squared = product(t, half, half)
-    return product(t, squared, x) if exponent % 2 else squared
+    if exponent % 2 == 0:
+        return squared
+    return product(t, squared, x)
 
 
 def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
     """Return x [*S] ** exponent, by products, square roots or POW.
 
-    Small integers use products, multiples of 1/2 a square root. Raises Unsupported for
-    integers to a power that is negative or not whole.
+    Small whole exponents take products, and multiples of 1/2 a square root. Raises
+    Unsupported for integers x if the exponent is negative or not whole.
     """
     if exponent == 0:
         return filled(t, x.shape, 1, TORCH_DTYPES[x.dtype])
     is_float = x.dtype in FLOATS
     is_whole = exponent == int(exponent)
-    if is_whole and 1 <= exponent <= MOST_PRODUCTS:
-        return integer_power(t, x, int(exponent))
-    if is_whole and exponent > 0 and not is_float:
-        return integer_power(t, x, int(exponent))
+    # POW takes floats only
+    has_products = exponent <= MOST_PRODUCTS or not is_float
+    if is_whole and exponent > 0 and has_products:
+        return _integer_power(t, x, int(exponent))
     t.refuse_unless(is_float, f"the power {exponent} of an integer is not lowered")
     if exponent == 0.5:
         return sqrt(t, x)
     if exponent == -0.5:
         return t.rsqrt(x)
     if is_whole and -MOST_PRODUCTS <= exponent < 0:
-        return t.reciprocal(integer_power(t, x, -int(exponent)))
+        positive_power = _integer_power(t, x, -int(exponent))
+        return t.reciprocal(positive_power)
     return _power_of_magnitude(t, x, exponent)
 
 
@@ -73,7 +79,7 @@ def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
     is_multiple_of_half = 2 * exponent == int(2 * exponent)
     if is_multiple_of_half and abs(exponent) <= MOST_PRODUCTS:
         # by products and a square root: |x| ** 2.5 is |x| * |x| * sqrt(|x|)
-        whole_power = integer_power(t, magnitude, int(abs(exponent)))
+        whole_power = _integer_power(t, magnitude, int(abs(exponent)))
         y = product(t, whole_power, sqrt(t, magnitude))
         if exponent < 0:
             y = t.reciprocal(y)
@@ -88,44 +94,48 @@ def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
 
 
 def _is_negative_and_finite(t: Tosa, x: Value) -> Value:
-    """bool, true for negative finite numbers.
+    """Return bool, true for negative finite numbers.
 
-    Their power is NaN unless the exponent is whole. As in C's pow, -inf to any power is
-    inf to that power.
+    Their power is NaN unless the exponent is whole. As in C's pow, a power of -inf is
+    not NaN: (-inf) ** 0.5 is inf.
     """
     is_below_zero = t.greater(0, x)
     return t.logical_and(is_below_zero, t.greater(x, -inf))
 
 
 def _positive_power(t: Tosa, base: Value, exponent: Operand, otherwise: Value) -> Value:
-    """Return ``base`` ** exponent for positive finite ``base``, else ``otherwise``"""
+    """Return ``base`` ** exponent where ``base`` is positive and finite.
+
+    Elsewhere return ``otherwise``.
+    """
     is_defined = t.logical_and(t.greater(base, 0), t.greater(inf, base))
     y = t.pow(t.select(is_defined, base, 1), exponent)
     return t.select(is_defined, y, otherwise)
 
 
 def power(t: Tosa, x: Value, y: Value) -> Value:
-    """Return x [*S] ** y [*S] of floats, with the special cases of C's pow"""
+    """Return x [*S] ** y [*S] of floats, with the special cases of C's pow."""
     magnitude = t.abs(x)
     y_is_finite = t.greater(inf, t.abs(y))
-    # POW does not take the bases 0 and infinity: for y > 0 the power of both is the
-    # base, for y < 0 its reciprocal
+    # the power of 0 or infinity is the base for y > 0, its reciprocal for y < 0, and 1
+    # for y = 0
     y_is_positive = t.greater(y, 0)
     zero_or_inf = t.select(y_is_positive, magnitude, t.reciprocal(magnitude))
     finite_y = t.select(y_is_finite, y, 0)
     otherwise = t.select(t.equal(y, 0), 1, zero_or_inf)
     with_finite_y = _positive_power(t, magnitude, finite_y, otherwise)
     with_infinite_y = _infinite_power(t, x, y, magnitude)
-    result = t.select(y_is_finite, with_finite_y, with_infinite_y)
-    signed = _with_sign_of_power(t, x, y, result)
+    unsigned = t.select(y_is_finite, with_finite_y, with_infinite_y)
+    signed = _with_sign_of_power(t, x, y, unsigned)
+    # 1 to any power is 1, even to NaN
     return t.select(t.equal(x, 1), 1, signed)
 
 
 def _infinite_power(t: Tosa, x: Value, y: Value, magnitude: Value) -> Value:
     """Return |x| ** y for infinite y, given ``magnitude`` = |x|.
 
-    It is inf if |x| > 1 and y > 0 or neither holds, 1 if |x| is 1, else 0. NaN stays
-    NaN.
+    |x| ** inf is inf for |x| > 1, 1 for |x| = 1, else 0; |x| ** -inf is the reciprocal.
+    NaN stays NaN.
     """
     is_above_one = t.greater(magnitude, 1)
     grows = t.logical_not(t.logical_xor(is_above_one, t.greater(y, 0)))
@@ -159,13 +169,13 @@ def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
     """[*S] -> [*S]; POW rounds the exponent to the type of x: 1e20 ** 1.7 is off by
     2e-6 of its value
 
-    ``exponent`` may be known at run time only (``waits``); then x must have floats.
+    If ``exponent`` is known at run time only (``waits``), x must have floats.
     """
     base, _ = promoted(t, self, exponent)
     assert isinstance(base, Value)
-    bool_to_bool = isinstance(exponent, bool) and self.dtype is DType.BOOL
+    are_bools = isinstance(exponent, bool) and self.dtype is DType.BOOL
     t.refuse_unless(
-        not bool_to_bool,
+        not are_bools,
         "torch records int64 as the type of bool ** bool, and computes bool",
     )
     is_lowered = base.dtype in FLOATS or not waits(exponent)

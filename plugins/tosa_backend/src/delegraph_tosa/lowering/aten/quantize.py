@@ -1,4 +1,9 @@
-"""Quantize and dequantize operators of PT2E, per tensor and per channel."""
+"""Quantize and dequantize operators of PT2E, per tensor and per channel.
+
+Dequantizing emits no operators: it returns a lazy value, here ``Scaled``, which stands
+for (integers - zero point) * scale. Rules on lazy values compute with its integers.
+uint8 integers are ``Bytes``: int8 integers that are HALF = 128 less.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +48,12 @@ def quantize_per_tensor(
     """fp32 [*S] -> integers [*S]"""
     target = _quantization(t, scale, zero_point, quant_min, quant_max, dtype)
     x = converted(t, input, DType.FP32)
-    return _as_bytes_if_unsigned(quantized(t, x, target), dtype)
+    integers = quantized(t, x, target)
+    return _as_bytes_if_unsigned(integers, dtype)
 
 
 class _Parameters(NamedTuple):
-    """The parameters of a quantization as Python numbers, for a type of torch."""
+    """The parameters of a quantize or dequantize operator as Python numbers."""
 
     scale: float
     zero_point: int
@@ -76,14 +82,12 @@ def requantize_per_tensor(
 ) -> Value:
     """lazy [*S] -> integers [*S]: emits the operators of the lazy value"""
     target = _quantization(t, scale, zero_point, quant_min, quant_max, dtype)
-    return _as_bytes_if_unsigned(input.integer(t, target), dtype)
+    integers = input.integer(t, target)
+    return _as_bytes_if_unsigned(integers, dtype)
 
 
 def _as_bytes_if_unsigned(q: Value, dtype: torch.dtype) -> Value:
-    """Return the int8 integers ``q`` as ``Bytes`` if ``dtype`` is uint8.
-
-    Any other ``q`` as it is.
-    """
+    """Return the int8 integers ``q`` as ``Bytes`` if ``dtype`` is uint8, else ``q``."""
     return Bytes(q) if dtype is torch.uint8 else q
 
 
@@ -95,10 +99,10 @@ def _quantization(
     quant_max: Operand,
     dtype: torch.dtype,
 ) -> Quantization:
-    """Return a quantize operator's arguments as a Quantization; uint8 becomes int8.
+    """Return the arguments of a quantize operator as a Quantization.
 
-    Raises Unsupported if the scale is no positive number of fp32, or the limits exceed
-    the type.
+    uint8 becomes int8. Raises Unsupported if the scale is no positive number of fp32,
+    or if the limits exceed the type.
     """
     parameters = _read_parameters(t, scale, zero_point, quant_min, quant_max)
     expect_scale(parameters.scale)
@@ -106,12 +110,12 @@ def _quantization(
         parameters = parameters.less(HALF)
         dtype = torch.int8
     element = dtype_of(dtype)
-    limits = (parameters.quant_min, parameters.quant_max)
+    scale, zero_point, quant_min, quant_max = parameters
     t.refuse_unless(
-        inside(limits, range_of_type(element)),
-        f"{limits[0]}..{limits[1]} is more than {element}",
+        inside((quant_min, quant_max), range_of_type(element)),
+        f"{quant_min}..{quant_max} is more than {element}",
     )
-    return Quantization(parameters.scale, parameters.zero_point, *limits, element)
+    return Quantization(scale, zero_point, quant_min, quant_max, element)
 
 
 @lowers(*DEQUANTIZE, on=Bytes)
@@ -131,14 +135,16 @@ def dequantize_per_tensor(
     expect_scale(parameters.scale)
     _expect_fp32(t, out_dtype)
     integers, offset = _as_signed(input)
-    _, zero, least, most = parameters.less(offset)
-    integers = _with_declared_range(integers, least, most)
-    return Scaled(integers, Scale(parameters.scale), zero)
+    parameters = parameters.less(offset)
+    _narrow_range(integers, parameters.quant_min, parameters.quant_max)
+    return Scaled(integers, Scale(parameters.scale), parameters.zero_point)
 
 
 def _as_signed(x: Value) -> tuple[Value, int]:
-    """Return the integers of x, and how much less they are: uint8 is held as int8."""
-    return (x.q, HALF) if isinstance(x, Bytes) else (x, 0)
+    """Return the signed integers of x, and the number by which they are less than x."""
+    if isinstance(x, Bytes):
+        return x.q, HALF
+    return x, 0
 
 
 @lowers(quantized_decomposed.dequantize_per_channel.default, on=Bytes)
@@ -160,15 +166,18 @@ def dequantize_per_channel(
     """
     _expect_fp32(t, out_dtype)
     t.refuse_unless(scales.constant is not None, "its scales are computed at run time")
-    low, high = (0, 0) if zero_points is None else range_of(zero_points)
+    low = high = 0
+    if zero_points is not None:
+        low, high = range_of(zero_points)
     t.refuse_unless(
         low == high,
         "its channels have different zero points, or none that are known; TOSA has one"
         " for all",
     )
     integers, offset = _as_signed(input)
-    integers = _with_declared_range(integers, quant_min - offset, quant_max - offset)
-    return Scaled(integers, Scale(1.0, (scales,)), low - offset, axis % input.rank)
+    _narrow_range(integers, quant_min - offset, quant_max - offset)
+    scale = Scale(1.0, (scales,))
+    return Scaled(integers, scale, low - offset, axis % input.rank)
 
 
 @lowers(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default, on=Bytes)
@@ -187,16 +196,14 @@ def bytes_to_floats(
     return y.real(t) if "FP" in t.spec.profiles else y
 
 
-def _with_declared_range(input: Value, quant_min: int, quant_max: int) -> Value:
-    """Return ``input``.
+def _narrow_range(integers: Value, quant_min: int, quant_max: int) -> None:
+    """Narrow the known range of a constant to the limits of its quantization.
 
-    If it is a constant, its range is narrowed to quant_min .. quant_max. A tensor that
-    is computed at run time may hold integers outside of these limits, so its range
-    stays.
+    A tensor that is computed at run time may hold integers outside of these limits, so
+    its range stays.
     """
-    if input.constant is not None:
-        input.range = meet(range_of(input), (quant_min, quant_max))
-    return input
+    if integers.constant is not None:
+        integers.range = meet(range_of(integers), (quant_min, quant_max))
 
 
 def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:
@@ -210,7 +217,7 @@ def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:
 def _read_parameters(
     t: Tosa, scale: Operand, zero_point: Operand, quant_min: Operand, quant_max: Operand
 ) -> _Parameters:
-    """Return the parameters as Python numbers; tensors of the model are read.
+    """Return the parameters as Python numbers. Constant tensors are read.
 
     Raises Unsupported if one of them is computed at run time.
     """
@@ -230,8 +237,8 @@ def _read_parameters(
 def _read_integer(t: Tosa, value: Operand) -> int:
     """Return the number that all elements of ``value``, a constant of integers, equal.
 
-    A Python number as it is. Raises Unsupported if the elements differ, or if ``value``
-    is computed at run time.
+    Return a Python number as it is. Raises Unsupported if the elements differ, or if
+    ``value`` is computed at run time.
     """
     if not isinstance(value, Value):
         return value  # type: ignore[return-value]
