@@ -60,19 +60,18 @@ _REGISTERED_BY = {
 }
 """Family -> the module that defines its operators.
 
-Importing it takes nearly as long as all other families together, or it need not be
-installed.
+These modules are slow to import, or need not be installed. So a family is imported only
+if another part of the process has imported its module.
 """
 
 
 def import_late() -> None:
-    """Import the rules for operators of other namespaces that are defined by now.
+    """Import the families in ``_REGISTERED_BY`` whose operators are defined by now.
 
-    A program can only call them after the module in ``_REGISTERED_BY`` was imported.
-    Until then it is not.
+    A program can only call operators that are defined, so no rule is missed.
     """
-    for family, registers in _REGISTERED_BY.items():
-        if registers in sys.modules:
+    for family, module in _REGISTERED_BY.items():
+        if module in sys.modules:
             import_module(f".{family}", __name__)
 
 

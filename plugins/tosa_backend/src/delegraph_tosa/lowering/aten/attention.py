@@ -43,24 +43,26 @@ def scaled_dot_product_attention(
         " cannot",
     )
     if enable_gqa:
-        key = repeated(t, key, query)
-        value = repeated(t, value, query)
+        key = repeated_heads(t, key, query)
+        value = repeated_heads(t, value, query)
     if scale is None:
         width = query.shape[-1]
-        # a width known at run time only gives a formula, which ``math.sqrt`` does not
-        # take
-        scale = 1 / (width**0.5 if is_dynamic(width) else math.sqrt(width))
+        # math.sqrt takes no width that is known at run time only
+        root = width**0.5 if is_dynamic(width) else math.sqrt(width)
+        scale = 1 / root
     scaled_query = t.mul(query, scale)
     scores = batched_product(t, scaled_query, transposed(t, key))
     scores = converted(t, scores, DType.FP32)
     if is_causal:
-        mask = _causal_mask(t, *scores.shape[-2:])
+        queries, keys = scores.shape[-2:]
+        mask = _causal_mask(t, queries, keys)
         scores = t.add(scores, t.ranked(mask, scores.rank))
     if attn_mask is None:
         weights = softmax_of(t, scores, -1)
     else:
         weights = _masked_softmax(t, scores, attn_mask)
-    return batched_product(t, converted(t, weights, query.dtype), value)
+    weights = converted(t, weights, query.dtype)
+    return batched_product(t, weights, value)
 
 
 def transposed(t: Tosa, x: Value) -> Value:
@@ -69,7 +71,7 @@ def transposed(t: Tosa, x: Value) -> Value:
     return t.transpose(x, (*batch, x.rank - 1, x.rank - 2))
 
 
-def repeated(t: Tosa, x: Value, query: Value) -> Value:
+def repeated_heads(t: Tosa, x: Value, query: Value) -> Value:
     """x [*B,H',S,E], query [*B,H,L,E] -> [*B,H,S,E]: each head repeated H / H' times.
 
     In grouped-query attention, H / H' neighbouring heads of the query share one head of
@@ -84,17 +86,18 @@ def repeated(t: Tosa, x: Value, query: Value) -> Value:
     return t.reshape(copies, (*batch, heads * times, length, width))
 
 
-def _causal_mask(t: Tosa, rows: int, columns: int) -> Value:
-    """Return a causal mask fp32 [L,S]: -inf where the key follows the query, else 0.
+def _causal_mask(t: Tosa, queries: int, keys: int) -> Value:
+    """Return a mask fp32 [queries,keys]: -inf where the key follows the query, else 0.
 
-    The first key is never hidden, so no row is all -inf, which would give NaN.
+    The first key is never hidden, so no row is all -inf: its softmax would be NaN.
     """
-    is_visible = lower_triangle(t, (rows, columns))
-    return t.select(is_visible, 0.0, t.constant(-inf, DType.FP32, (1, 1)))
+    is_visible = lower_triangle(t, (queries, keys))
+    hidden = t.constant(-inf, DType.FP32, (1, 1))
+    return t.select(is_visible, 0.0, hidden)
 
 
 def _masked_softmax(t: Tosa, scores: Value, mask: Value) -> Value:
-    """Return the softmax of scores fp32 [*B,L,S] over keys.
+    """Return the softmax over keys of masked scores fp32 [*B,L,S].
 
     The mask is bool (False hides a key) or float (added to scores). A row in which
     every score is -inf gives 0.
@@ -106,7 +109,7 @@ def _masked_softmax(t: Tosa, scores: Value, mask: Value) -> Value:
     last_axis = scores.rank - 1
     largest = t.reduce_max(scores, last_axis)
     all_hidden = t.equal(largest, -inf)
-    # in such a row scores - largest would be -inf - -inf, NaN, and the total 0
+    # in a row of -inf, scores - largest would be NaN, and dividing by the total 0 / 0
     offset = t.select(all_hidden, 0.0, largest)
     exponentials = t.exp(t.sub(scores, offset))
     total = t.reduce_sum(exponentials, last_axis)

@@ -21,8 +21,10 @@ aten = torch.ops.aten
 
 
 def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """Return x cast to ``dtype``, or x itself if that is None."""
-    return x if dtype is None else converted(t, x, dtype_of(dtype))
+    """Return x cast to ``dtype``, or x itself if ``dtype`` is None."""
+    if dtype is None:
+        return x
+    return converted(t, x, dtype_of(dtype))
 
 
 @lowers(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
@@ -30,8 +32,8 @@ def to_dtype(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
     """[*S] -> [*S]
 
     On a target without floats, the cast of integers to float32 is a lazy value with a
-    scale of 1, which no operator computes: quantized operators can read it. A weight of
-    int8 stays one in the file, a quarter of the floats.
+    scale of 1, which no operator computes: quantized operators can read it. A large
+    weight of int8 is cast at run time: in the file, it takes a quarter of the floats.
     """
     if dtype is not torch.float32 or self.dtype in FLOATS:
         return to_torch(t, self, dtype)
@@ -40,6 +42,7 @@ def to_dtype(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
         return t.emit(CAST, (self,), fold=False, dtype=DType.FP32)
     if has_floats or self.constant is not None:
         return to_torch(t, self, dtype)
+    # a lazy value holds integers of at most 32 bits
     x = self
     if x.dtype is DType.BOOL:
         x = t.cast(x, DType.INT8)
@@ -49,9 +52,9 @@ def to_dtype(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
 
 
 def _is_large_weight(x: Value) -> bool:
-    """Return whether x is a constant of int8 that is worth an operator to keep small."""
-    is_constant = x.constant is not None and x.dtype is DType.INT8
-    return is_constant and math.prod(x.shape) >= LEAST_KEPT
+    """Return whether x is an int8 constant of at least LEAST_KEPT elements."""
+    is_int8_constant = x.constant is not None and x.dtype is DType.INT8
+    return is_int8_constant and math.prod(x.shape) >= LEAST_KEPT
 
 
 @lowers(aten.to.other, aten.type_as.default)

@@ -22,7 +22,8 @@ aten = torch.ops.aten
 def norm_along(t: Tosa, x: Value, axis: int, p: float) -> Value:
     """x [*A,N,*B] -> [*A,1,*B], the p-norm along ``axis``.
 
-    For p = 0 the number of elements that are not 0.
+    It is sum(|x| ** p) ** (1 / p); for p = 0, the number of elements that are not 0;
+    for an infinite p, the largest magnitude.
     """
     magnitude = t.abs(x)
     if math.isinf(p):
@@ -35,7 +36,8 @@ def norm_along(t: Tosa, x: Value, axis: int, p: float) -> Value:
     if p == 2:
         return sqrt(t, t.reduce_sum(t.mul(x, x), axis))
     powers = fixed_power(t, magnitude, p)
-    return fixed_power(t, t.reduce_sum(powers, axis), 1 / p)
+    total = t.reduce_sum(powers, axis)
+    return fixed_power(t, total, 1 / p)
 
 
 @lowers(aten.cdist.default, aten._cdist_forward.default)
@@ -48,9 +50,11 @@ def cdist(t: Tosa, x1: Value, x2: Value, p: float) -> Value:
     *lead, column_count, width = x2.shape
     columns = t.reshape(x2, (*lead, 1, column_count, width))
     rows = converted(t, rows, DType.FP32)
-    differences = t.sub(rows, converted(t, columns, DType.FP32))
+    columns = converted(t, columns, DType.FP32)
+    differences = t.sub(rows, columns)
     norms = norm_along(t, differences, differences.rank - 1, p)
-    return converted(t, t.reshape(norms, differences.shape[:-1]), x1.dtype)
+    distances = t.reshape(norms, differences.shape[:-1])
+    return converted(t, distances, x1.dtype)
 
 
 @lowers(aten.pdist.default, aten._pdist_forward.default)
@@ -58,5 +62,7 @@ def pdist(t: Tosa, self: Value, p: float) -> Value:
     """[N,M] -> [N * (N - 1) / 2], the distances of each row from the following ones"""
     first, second = np.triu_indices(self.shape[0], 1)
     first_rows = picked(t, self, 0, first)
-    differences = t.sub(first_rows, picked(t, self, 0, second))
-    return t.reshape(norm_along(t, differences, 1, p), (len(first),))
+    second_rows = picked(t, self, 0, second)
+    differences = t.sub(first_rows, second_rows)
+    norms = norm_along(t, differences, 1, p)
+    return t.reshape(norms, (len(first),))

@@ -1,8 +1,8 @@
-"""Mixtures of experts: products of rows with their group's matrix, and counts.
+"""Mixtures of experts: products of rows with the matrix of their group; histograms.
 
-How many rows a group has is known at run time only, and TOSA wants every shape
-beforehand. So a product is dense: for few rows, each row's matrix is read for it; for
-many, each row is multiplied by all matrices and one result is taken.
+The number of rows in a group is known at run time only, but TOSA needs every shape
+at compile time. If there are few rows, one matrix is gathered for each row. If there
+are many, each row is multiplied by all matrices, and one of the results is gathered.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ aten = torch.ops.aten
 def grouped_product(t: Tosa, x: Value, matrices: Value, ends: Value) -> Value:
     """x [S,K], matrices [E,K,N], ends [E] -> [S,N]: rows times their group's matrix.
 
-    Group e has the rows from ``ends[e - 1]`` (0 for the first) to ``ends[e]``, and may
-    be empty. Rows behind the last group give 0.
+    Group e has the rows from ``ends[e - 1]`` (0 for the first group) to ``ends[e]``,
+    and may be empty. Rows after the last group give 0.
     """
     t.expect_one_type("a matrix product", x, matrices)
     rows, depth = x.shape
     groups, _, width = matrices.shape
+    # a row's group is the number of groups that end before it
     position = converted(t, numbers_along(t, rows, axis=0, rank=2), ends.dtype)
-    is_behind = t.greater_equal(position, t.reshape(ends, (1, groups)))
-    group = t.reduce_sum(t.cast(is_behind, DType.INT32), 1)
+    is_after_end = t.greater_equal(position, t.reshape(ends, (1, groups)))
+    group = t.reduce_sum(t.cast(is_after_end, DType.INT32), 1)
     chosen = converted(t, t.minimum(group, groups - 1), DType.INT64)
     if not is_dynamic(rows) and rows <= groups:
-        # no more is read than all matrices together are
+        # the gathered matrices are no more than all matrices
         table = t.reshape(matrices, (1, groups, depth * width))
         chosen_matrices = gathered(t, table, t.reshape(chosen, (1, rows)))
         chosen_matrices = t.reshape(chosen_matrices, (rows, depth, width))
@@ -51,8 +52,8 @@ def grouped_product(t: Tosa, x: Value, matrices: Value, ends: Value) -> Value:
         weight = t.reshape(weight, (groups * width, depth))
         of_all_groups = affine(t, x, weight, bias=None)
         of_all_groups = t.reshape(of_all_groups, (rows, groups, width))
-        # taken, not masked and summed: NaN and infinity of another group's matrix do
-        # not come in
+        # gathered instead of masked and summed: in a sum, NaN and infinity of another
+        # group's matrix would have an effect
         products = gathered(t, of_all_groups, chosen)
     y = t.reshape(products, (rows, width))
     has_group = t.greater(groups, group)
@@ -89,8 +90,8 @@ def _grouped_mm(
 
 @lowers(aten.histc.default)
 def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
-    """[*S] -> [bins]; how many elements each bin from ``min`` to ``max`` has; NaN and
-    others outside are left out
+    """[*S] -> [bins]; the number of elements in each of equal bins from ``min`` to
+    ``max``; NaN and elements outside are left out
     """
     size = math.prod(self.shape)
     t.refuse_unless(
@@ -105,51 +106,54 @@ def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
         too_many_comparisons(f"{size} elements in {bins} bins"),
     )
     if not min < max:
-        # one bin between the least and the largest element has all of them, and others
-        # than finite ones raise in eager
+        # the only bin goes from the smallest to the largest element; elements that are
+        # not finite raise in eager
         return t.constant(size, DType.FP32, (1,))
     flat = t.reshape(self, (1, size))
-    beginnings = _beginnings(bins, min, max).reshape(bins, 1)
-    begins = t.literal(beginnings.astype(np.float32), DType.FP32)
-    is_inside = t.greater_equal(t.constant(max, DType.FP32, (1, 1)), flat)
-    is_reached = t.logical_and(t.greater_equal(flat, begins), is_inside)
-    count = t.reduce_sum(t.cast(is_reached, DType.INT32), 1)
-    count = t.reshape(count, (bins,))
-    # how many reach a bin's beginning, less how many reach the next one's
-    following: Operand = 0
+    starts = _bin_starts(bins, min, max).reshape(bins, 1)
+    start = t.literal(starts.astype(np.float32), DType.FP32)
+    is_up_to_max = t.greater_equal(t.constant(max, DType.FP32, (1, 1)), flat)
+    is_counted = t.logical_and(t.greater_equal(flat, start), is_up_to_max)
+    # the number of elements from the start of each bin on, less that of the next bin
+    from_start = t.reduce_sum(t.cast(is_counted, DType.INT32), 1)
+    from_start = t.reshape(from_start, (bins,))
+    from_next_start: Operand = 0
     if bins > 1:
-        next_counts = t.slice(count, (1,), (bins - 1,))
-        following = t.concat([next_counts, t.constant(0, DType.INT32, (1,))], 0)
-    return t.cast(t.sub(count, following), DType.FP32)
+        all_but_first = t.slice(from_start, (1,), (bins - 1,))
+        zero = t.constant(0, DType.INT32, (1,))
+        from_next_start = t.concat([all_but_first, zero], 0)
+    return t.cast(t.sub(from_start, from_next_start), DType.FP32)
 
 
-def _beginnings(bins: int, least: float, most: float) -> np.ndarray[Any, Any]:
-    """Return the smallest float32 of each bin, as eager rounds it.
+def _bin_starts(bins: int, least: float, most: float) -> np.ndarray[Any, Any]:
+    """Return the smallest float32 in each bin, with the rounding errors of eager.
 
-    A bin is floor((x - least) * bins / (most - least)). The last bin has ``most`` as
-    well. Found by halving: the bin does not fall where x grows.
+    Eager puts x into the bin floor((x - least) * bins / (most - least)), computed in
+    float32; ``most`` is in the last bin. The bin never falls when x grows, so a binary
+    search over all float32 between ``least`` and ``most`` finds where it begins.
     """
     low = np.float32(least)
     high = np.float32(most)
-    begin = np.full(bins, _order(low), np.int64)
-    end = np.full(bins, _order(high), np.int64)
+    begin = np.full(bins, _float32_rank(low), np.int64)
+    end = np.full(bins, _float32_rank(high), np.int64)
     wanted = np.arange(bins)
     while (begin < end).any():
         middle = (begin + end) // 2
-        bin_of_middle = (_float(middle) - low) * np.float32(bins) / (high - low)
-        reaches = bin_of_middle >= wanted
-        begin = np.where(reaches, begin, middle + 1)
-        end = np.where(reaches, middle, end)
-    return _float(begin)
+        x = _float32_of_rank(middle)
+        bin_of_middle = (x - low) * np.float32(bins) / (high - low)
+        is_reached = bin_of_middle >= wanted
+        begin = np.where(is_reached, begin, middle + 1)
+        end = np.where(is_reached, middle, end)
+    return _float32_of_rank(begin)
 
 
-def _order(number: np.float32) -> int:
+def _float32_rank(number: np.float32) -> int:
     """Return the rank of a float32 among all: neighbours differ by 1, zeros are 0."""
     bits = int(number.view(np.int32))
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 
 
-def _float(order: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the float32 at each place of ``_order``."""
-    size = np.abs(order).astype(np.int32).view(np.float32)
-    return np.where(order < 0, -size, size)
+def _float32_of_rank(rank: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the float32 of each ``_float32_rank``."""
+    magnitude = np.abs(rank).astype(np.int32).view(np.float32)
+    return np.where(rank < 0, -magnitude, magnitude)

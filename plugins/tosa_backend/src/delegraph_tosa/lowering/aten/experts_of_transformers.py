@@ -1,6 +1,6 @@
-"""The operator that transformers exports for experts.
+"""The operator with which models of transformers call their experts.
 
-Imported once transformers has registered it.
+``import_late`` imports this module if transformers has registered the operator.
 """
 
 from __future__ import annotations

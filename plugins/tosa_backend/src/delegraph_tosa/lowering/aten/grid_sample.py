@@ -1,8 +1,8 @@
 """Samples images and volumes at computed places, by a GATHER per neighbour.
 
-A place is a position along one axis in elements, a float. Places are clamped to -2 ..
-size + 1 before they become integers; everywhere outside of the tensor the padding gives
-the same.
+A *place* is a position along one axis, a float in units of elements: 1.5 lies between
+the elements 1 and 2. The result at a place is a weighted sum of its neighbours, called
+*taps*.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .rounding import nearest
 
 aten = torch.ops.aten
 
-BILINEAR = 0
+# torch's numbers of interpolation modes (0 is linear) and paddings
 NEAREST = 1
 BICUBIC = 2
 ZEROS = 0
@@ -33,26 +33,24 @@ REFLECTION = 2
 
 
 class Grid:
-    """Settings of a call: ``sizes`` of the axes, padding and alignment.
+    """Settings of a call: the ``sizes`` of the input's axes, padding and alignment.
 
-    The last axis comes first, as in the grid. ``corners`` is torch's align_corners:
-    whether -1 and 1 are the centres of the outermost elements, or their outer edges.
+    The last axis comes first in ``sizes``, as in the grid. ``padding`` is ZEROS, BORDER
+    or REFLECTION. ``corners`` is torch's align_corners: whether -1 and 1 are the
+    centres of the outermost elements, or their outer edges.
     """
 
     def __init__(
         self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool
     ) -> None:
-        """``sizes``: of the input's axes in torch's order, reversed here.
-
-        ``padding``: ZEROS, BORDER or REFLECTION.
-        """
+        """Store the settings; ``sizes`` come in the order of the input's axes."""
         self.t = t
         self.sizes = sizes[::-1]
         self.padding = padding
         self.corners = corners
 
     def place(self, coordinate: Value, size: int) -> Value:
-        """Convert a coordinate from -1 to 1 to a position in elements.
+        """Convert a ``coordinate`` from -1 to 1 to a place on an axis of ``size``.
 
         NaN counts as -1.
         """
@@ -85,12 +83,12 @@ class Grid:
         span = high - low
         if span == 0:
             return t.mul(place, 0)
-        # ``reflections`` whole spans from ``low``, and the rest beyond them
+        # the distance from ``low`` is a number of whole spans, and a rest
         distance = t.abs(t.sub(place, low))
-        reflections = t.floor(t.mul(distance, 1 / span))
-        rest = t.sub(distance, t.mul(reflections, span))
-        half = t.mul(reflections, 0.5)
-        # after an odd number of reflections, the rest is counted back from ``high``
+        spans = t.floor(t.mul(distance, 1 / span))
+        rest = t.sub(distance, t.mul(spans, span))
+        # an odd number of spans ends at ``high``, and the rest leads back from there
+        half = t.mul(spans, 0.5)
         is_odd = t.greater(half, t.floor(half))
         from_low = t.select(is_odd, t.sub(span, rest), rest)
         return t.add(from_low, low)
@@ -109,23 +107,24 @@ def sampled(
     rows = t.reshape(rows, (n, math.prod(out_sizes), axes))
     places = []
     for axis, size in enumerate(g.sizes):
-        places.append(g.place(_column(t, rows, axis), size))
+        coordinate = _column(t, rows, axis)
+        places.append(g.place(coordinate, size))
     # input [N,C,*S] -> [N,K,C], as GATHER takes it: all K elements of an image,
     # channels last
     values = converted(t, input, DType.FP32)
     values = t.transpose(values, channels_last(input.rank))
     values = t.reshape(values, (n, math.prod(sizes), channels))
     # y [N,P,C] -> [N,C,*S']
-    if mode == BICUBIC:
-        y = _cubic(g, values, places)
-    else:
-        y = _nearest_or_linear(g, values, places, mode)
+    taps = []
+    for place, size in zip(places, g.sizes, strict=True):
+        taps.append(_taps(g, place, size, mode))
+    y = _weighted_sum(g, values, taps)
     y = t.reshape(y, (n, *out_sizes, channels))
     return converted(t, t.transpose(y, channels_first(y.rank)), input.dtype)
 
 
 def _column(t: Tosa, grid: Value, axis: int) -> Value:
-    """The coordinates of one axis: grid [N,P,axes] -> [N,P]"""
+    """Return the coordinates of one axis: grid [N,P,axes] -> [N,P]."""
     n, places, _ = grid.shape
     column = t.slice(grid, (0, 0, axis), (n, places, 1))
     return t.reshape(column, (n, places))
@@ -141,47 +140,32 @@ class Tap(NamedTuple):
     weight: Value | None = None
 
 
+def _taps(g: Grid, place: Value, size: int, mode: int) -> list[Tap]:
+    """Return the neighbours of ``place`` [N,P] on an axis of ``size``."""
+    t = g.t
+    if mode == BICUBIC:
+        return _four_neighbours(g, place, size)
+    place = _within_int32(t, g.padded(place, size), size)
+    if mode == NEAREST:
+        return [Tap(nearest(t, place))]
+    return _two_neighbours(t, place)
+
+
 def _within_int32(t: Tosa, place: Value, size: int) -> Value:
     """Return ``place`` clamped to -2 .. size + 1, which int32 holds.
 
-    These are so far outside that every neighbour of a place beyond them is padding.
+    Beyond these limits every neighbour is padding, so the result is the same.
     """
     return t.clamp(place, -2, size + 1)
 
 
-"""A neighbour along one axis: its place [N,P] as float, and its weight [N,P].
-
-A weight of None is 1.
-"""
-
-
-def _nearest_or_linear(
-    g: Grid, values: Value, places: Sequence[Value], mode: int
-) -> Value:
-    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: nearest or linear."""
-    t = g.t
-    moved = []
-    for place, size in zip(places, g.sizes, strict=True):
-        moved.append(_within_int32(t, g.padded(place, size), size))
-    if mode == NEAREST:
-        return _weighted_sum(g, values, [[Tap(nearest(t, place))] for place in moved])
-    return _weighted_sum(g, values, [_neighbours(t, place) for place in moved])
-
-
-def _neighbours(t: Tosa, place: Value) -> list[Tap]:
+def _two_neighbours(t: Tosa, place: Value) -> list[Tap]:
     """Return the elements before and after ``place``, with linear weights."""
     first = t.floor(place)
     share = t.sub(place, first)
     first_tap = Tap(first, t.sub(1, share))
-    return [first_tap, Tap(t.add(first, 1), share)]
-
-
-def _cubic(g: Grid, values: Value, places: Sequence[Value]) -> Value:
-    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: cubic interpolation."""
-    taps = []
-    for place, size in zip(places, g.sizes, strict=True):
-        taps.append(_four_neighbours(g, place, size))
-    return _weighted_sum(g, values, taps)
+    second_tap = Tap(t.add(first, 1), share)
+    return [first_tap, second_tap]
 
 
 def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
@@ -200,7 +184,7 @@ def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
 
 
 def _spline(t: Tosa, share: Value) -> list[Value]:
-    """Return four weights of Keys' cubic convolution, with torch's a = -0.75.
+    """Return the weights of four neighbours by Keys' cubic kernel, with a = -0.75.
 
     ``share`` s is the position between the second and the third neighbour, from 0 to 1.
     The distances of the four are 1 + s, s, 1 - s and 2 - s.
@@ -237,12 +221,12 @@ def _outer_weight(t: Tosa, x: Value) -> Value:
 def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
     """values [N,K,C], taps of each axis -> [N,P,C]: the sum over combinations of taps.
 
-    With two taps for each of two axes, these are the four corners of a square.
+    Two taps for each of two axes have four combinations: the corners of a square.
     """
     t = g.t
     total: Value | None = None
     for corner in product(*taps):
-        index = _index_of_place(g, [tap.place for tap in corner])
+        index = _flat_index(g, [tap.place for tap in corner])
         part = t.gather(values, index)
         weight = _weight(g, corner)
         if weight is not None:
@@ -252,18 +236,20 @@ def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
     return total
 
 
-def _index_of_place(g: Grid, places: Sequence[Value]) -> Value:
+def _flat_index(g: Grid, places: Sequence[Value]) -> Value:
     """places [N,P] for each axis -> int32 [N,P], flat indices into an image.
 
     Places outside of the tensor are moved to its edge; ``_weight`` is 0 for them.
     """
     t = g.t
     flat: Value | None = None
-    # the grid has the last axis first: reversed, the axes come in the order in which
-    # flat indices count
+    # the grid has the last axis first: reversed, (z, y, x) give (z * H + y) * W + x
     for place, size in zip(reversed(places), reversed(g.sizes), strict=True):
         index = t.cast(t.clamp(place, 0, size - 1), DType.INT32)
-        flat = index if flat is None else t.add(t.mul(flat, size), index)
+        if flat is None:
+            flat = index
+        else:
+            flat = t.add(t.mul(flat, size), index)
     assert flat is not None
     return flat
 
@@ -275,8 +261,8 @@ def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
     """
     t = g.t
     weight: Value | None = None
-    # either every factor is None (mode nearest) or none is
     for tap in corner:
+        # in mode nearest, all weights are None
         if weight is None or tap.weight is None:
             weight = tap.weight
         else:
@@ -285,7 +271,8 @@ def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
         return weight
     for tap, size in zip(corner, g.sizes, strict=True):
         is_after_start = t.greater_equal(tap.place, 0)
-        is_inside = t.logical_and(is_after_start, t.greater_equal(size - 1, tap.place))
+        is_before_end = t.greater_equal(size - 1, tap.place)
+        is_inside = t.logical_and(is_after_start, is_before_end)
         if weight is None:
             weight = t.like(1, tap.place)
         weight = t.select(is_inside, weight, 0)

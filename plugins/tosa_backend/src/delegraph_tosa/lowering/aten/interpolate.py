@@ -1,8 +1,11 @@
 """Interpolates by weighted sums of input elements at constant positions.
 
-Positions and weights are computed in fp32, as torch does. ``resize`` has interpolation
-that RESIZE can express, ``interpolate_dynamic`` has positions that depend on sizes
-known at run time only.
+Each output is a sum of input elements, called taps. Along one axis, linear
+interpolation has two taps: the elements before and after the output's centre. Positions
+and weights are computed in fp32, as torch does.
+
+``resize`` has interpolation that RESIZE can express. ``interpolate_dynamic`` has
+positions that depend on sizes known at run time only.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ f32 = np.float32
 
 
 class Tap(NamedTuple):
-    """A term of the weighted sums: positions [out] in the input, and weights [out].
+    """One term of the weighted sums of all outputs along an axis.
 
-    Both are numpy arrays; ``weights`` of None is a weight of 1.
+    ``positions`` [out] in the input and ``weights`` [out] are numpy arrays. ``weights``
+    of None is a weight of 1.
     """
 
     positions: Any
@@ -41,19 +45,19 @@ class Tap(NamedTuple):
 
 
 Kind = Callable[[Axis, bool], list[Tap]]
-"""A kind of interpolation: returns taps for an axis and ``corners``.
+"""A kind of interpolation: a function from an axis and ``corners`` to its taps.
 
 ``corners`` is torch's align_corners.
 """
 
 
 def _limited_to_axis(positions: Any, axis: Axis) -> Any:
-    """Positions clamped to 0 .. size - 1 of the axis, as int64."""
+    """Return ``positions`` clamped to 0 .. size - 1 of the axis, as int64."""
     return np.clip(positions, 0, axis.size - 1).astype(np.int64)
 
 
 def nearest(axis: Axis, corners: bool) -> list[Tap]:
-    """Return the element in which an output starts, as "nearest".
+    """Return the element in which an output starts, for torch's mode "nearest".
 
     Ignores ``corners``.
     """
@@ -63,7 +67,7 @@ def nearest(axis: Axis, corners: bool) -> list[Tap]:
 
 
 def nearest_exact(axis: Axis, corners: bool) -> list[Tap]:
-    """Return the element at an output's centre, as "nearest-exact".
+    """Return the element at an output's centre, for torch's mode "nearest-exact".
 
     Ignores ``corners``.
     """
@@ -98,7 +102,7 @@ def cubic(axis: Axis, corners: bool) -> list[Tap]:
 
 
 def _spline(x: Any, a: np.float32) -> Any:
-    """Keys' cubic convolution kernel at distance x >= 0, with the parameter ``a``.
+    """Return Keys' cubic kernel at distance x >= 0, with the parameter ``a``.
 
     (a + 2) x^3 - (a + 3) x^2 + 1 up to 1, a x^3 - 5 a x^2 + 8 a x - 4 a up to 2, and 0
     beyond.
@@ -120,14 +124,14 @@ def _linear_kernel(x: Any) -> Any:
     return np.maximum(1 - np.abs(x), 0)
 
 
-def _taps_under(
+def _taps_of_filter(
     weight: Callable[[Any], Any], radius: np.float32, axis: Axis, corners: bool
 ) -> list[Tap]:
-    """Return taps of the filter ``weight`` along ``axis``; it is 0 from ``radius`` on.
+    """Return taps of the filter ``weight`` along ``axis``.
 
-    ``weight`` is a function of the distance from the output's centre. If there are
-    fewer outputs than inputs, the filter is widened by the step, the number of input
-    elements per output.
+    ``weight`` is a function of the distance from the output's centre; it is 0 from
+    ``radius`` on. If there are fewer outputs than inputs, the filter is widened by the
+    step, the number of input elements per output.
     """
     step = axis.step(corners)
     widening = max(step, f32(1))
@@ -139,25 +143,24 @@ def _taps_under(
     end = np.minimum((centres + reach + f32(0.5)).astype(np.int64), axis.size)
     # [outputs, taps]: the elements that an output reads, and some beyond its end where
     # other outputs read more
-    positions = first[:, None] + np.arange(int((end - first).max()))
+    counts = end - first
+    positions = first[:, None] + np.arange(int(counts.max()))
     distances = (positions + f32(0.5) - centres[:, None]) / widening
     weights = weight(distances) * (positions < end[:, None])
     weights = (weights / weights.sum(1, keepdims=True)).astype(f32)
-    positions, weights = _without_reading_beyond(end - first, positions, weights)
+    positions, weights = _without_surplus_taps(counts, positions, weights)
     taps = []
     for tap_positions, tap_weights in zip(positions.T, weights.T, strict=True):
         taps.append(Tap(_limited_to_axis(tap_positions, axis), tap_weights))
     return taps
 
 
-def _without_reading_beyond(
-    counts: Any, positions: Any, weights: Any
-) -> tuple[Any, Any]:
-    """Positions and weights [outputs, taps], with unused taps after ``counts[i]``.
+def _without_surplus_taps(counts: Any, positions: Any, weights: Any) -> tuple[Any, Any]:
+    """Return positions and weights [outputs, taps] that read no element in vain.
 
-    These surplus taps have weight 0, but would still read their elements, and 0 * inf
-    is NaN. So they repeat the last element that the output needs, and share its weight:
-    1/2, 1/4, .., all exact.
+    Output i needs only the first ``counts[i]`` taps. All others have weight 0, but would
+    still read their elements, and 0 * inf is NaN. So they repeat the last needed element
+    and share its weight: weights [w, 0, 0] become [w/2, w/4, w/4], all exact.
     """
     taps = np.arange(positions.shape[1])
     last = (counts - 1)[:, None]  # [outputs, 1]: the last tap that an output needs
@@ -173,12 +176,12 @@ def _without_reading_beyond(
 
 def linear_filter(axis: Axis, corners: bool) -> list[Tap]:
     """Return taps that average all elements under a triangle (antialias)."""
-    return _taps_under(_linear_kernel, f32(1), axis, corners)
+    return _taps_of_filter(_linear_kernel, f32(1), axis, corners)
 
 
 def cubic_filter(axis: Axis, corners: bool) -> list[Tap]:
     """Return taps that average all elements under a cubic kernel (antialias)."""
-    return _taps_under(_spline_filter, f32(2), axis, corners)
+    return _taps_of_filter(_spline_filter, f32(2), axis, corners)
 
 
 def interpolated(
@@ -192,7 +195,7 @@ def interpolated(
     y = x
     is_weighted = kind not in (nearest, nearest_exact)
     for number, axis in enumerate(axes, start=2):
-        # eager does not filter such an axis
+        # eager does not filter an axis that keeps its size
         if kind in (linear_filter, cubic_filter) and axis.size == axis.out:
             continue
         if is_weighted and not t.weighs_integers:
@@ -222,7 +225,7 @@ AT_RUN_TIME: dict[Kind, Callable[[Tosa, Axis, bool], list[interpolate_dynamic.Ta
     linear: interpolate_dynamic.linear,
     cubic: interpolate_dynamic.cubic,
 }
-"""Kind of interpolation -> the function that emits operators for its taps.
+"""Kind of interpolation -> the function that computes its taps at run time.
 
 Antialias is missing: its number of taps depends on the sizes.
 """
@@ -230,12 +233,11 @@ Antialias is missing: its number of taps depends on the sizes.
 
 def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
     """x [*A,N,*B] -> [*A,N',*B], the weighted sum of the taps along ``axis``"""
-    # a tap that reads every element at its own position is x itself
-    identity = np.arange(x.shape[axis])
+    all_positions = np.arange(x.shape[axis])
     axes_after = x.rank - axis - 1
     total: Value | None = None
     for positions, weights in taps:
-        if np.array_equal(positions, identity):
+        if np.array_equal(positions, all_positions):
             part = x
         else:
             part = picked(t, x, axis, positions)
@@ -252,24 +254,22 @@ def axes_of(
 ) -> list[Axis]:
     """Return the spatial axes of x [N,C,*S] with output sizes and scales.
 
-    Without ``output_size`` it follows from scales.
+    Without ``output_size``, the output sizes follow from the scales.
     """
-    sizes = x.shape[2:]
-    if scales is None:
-        scales = [None] * len(sizes)
-    if output_size is None:
-        output_size = [
-            scaled(size, scale)  # type: ignore[arg-type]
-            for size, scale in zip(sizes, scales, strict=True)
-        ]
-    return [
-        Axis(size, out, scale)
-        for size, out, scale in zip(sizes, output_size, scales, strict=True)
-    ]
+    axes = []
+    for number, size in enumerate(x.shape[2:]):
+        scale = None if scales is None else scales[number]
+        if output_size is not None:
+            out = output_size[number]
+        else:
+            assert scale is not None
+            out = scaled(size, scale)
+        axes.append(Axis(size, out, scale))
+    return axes
 
 
 def _register(kind: Kind, packet: OpOverloadPacket) -> None:
-    """Register ``interpolated`` by ``kind`` for both overloads of ``packet``."""
+    """Register the rules of both overloads of ``packet``, which interpolates by ``kind``."""
 
     @lowers(packet.vec)
     def with_scale_factors(

@@ -1,7 +1,7 @@
 """Interpolates along an axis of dynamic size, with computed positions and weights.
 
-The formulas are those of ``interpolate``, in fp32, as in torch. GATHER reads the
-elements.
+The formulas are those of ``interpolate``, in fp32, as in torch. So are the terms: an
+output is a weighted sum of input elements, its taps. GATHER reads the elements.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ SHARPNESS = -0.75
 
 
 class Tap(NamedTuple):
-    """A term of the weighted sums: positions [out] as fp32, and weights fp32 [out].
+    """One term of the weighted sums of all outputs along an axis.
 
-    ``weights`` of None is a weight of 1.
+    ``positions`` [out] in the input and ``weights`` [out] are fp32. ``weights`` of None
+    is a weight of 1.
     """
 
     positions: Value
@@ -48,18 +49,19 @@ def weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
 
 
 def _elements_at(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
-    """x [*A,N,*B], positions fp32 [P] -> [*A,P,*B]"""
+    """x [*A,N,*B], positions fp32 [P] along ``axis`` -> [*A,P,*B]"""
     (count,) = positions.shape
     before = math.prod(x.shape[:axis])
     after = math.prod(x.shape[axis + 1 :])
     row = t.reshape(t.cast(positions, DType.INT32), (1, count))
     index = t.tile(row, (before, 1))
     values = t.reshape(x, (before, x.shape[axis], after))
-    return t.reshape(gathered(t, values, index), replace_axis(x.shape, axis, count))
+    elements = gathered(t, values, index)
+    return t.reshape(elements, replace_axis(x.shape, axis, count))
 
 
 def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """Return the element in which an output starts, as "nearest".
+    """Return the element in which an output starts, for torch's mode "nearest".
 
     Ignores ``corners``.
     """
@@ -68,7 +70,7 @@ def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """Return the element at an output's centre, as "nearest-exact".
+    """Return the element at an output's centre, for torch's mode "nearest-exact".
 
     Ignores ``corners``.
     """
@@ -77,10 +79,11 @@ def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
-    """Return the tap at fp32 ``outputs`` [out], rounded down as torch does.
+    """Return the tap for fp32 positions ``outputs`` [out] in the output.
 
-    They are in units of output elements. From sizes of 2**18 on, the ratio of the sizes
-    may be rounded otherwise than in torch: then a neighbour is taken.
+    They are scaled to positions in the input and rounded down, as in torch. From sizes
+    of 2**18 on, the ratio of the sizes may be rounded otherwise than in torch: then the
+    tap may be a neighbour.
     """
     places = t.mul(outputs, _step(axis, corners=False))
     return Tap(t.clamp(t.floor(places), 0, axis.size - 1))
@@ -118,7 +121,7 @@ def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def _inner(t: Tosa, x: Value) -> Value:
-    """Keys' cubic kernel at x from 0 to 1: ((a + 2) x - (a + 3)) x x + 1."""
+    """Return Keys' cubic kernel at x from 0 to 1: ((a + 2) x - (a + 3)) x x + 1."""
     a = SHARPNESS
     y = t.sub(t.mul(x, a + 2), a + 3)
     y = t.mul(t.mul(y, x), x)
@@ -126,7 +129,7 @@ def _inner(t: Tosa, x: Value) -> Value:
 
 
 def _outer(t: Tosa, x: Value) -> Value:
-    """Keys' cubic kernel at x from 1 to 2: ((a x - 5 a) x + 8 a) x - 4 a."""
+    """Return Keys' cubic kernel at x from 1 to 2: ((a x - 5 a) x + 8 a) x - 4 a."""
     a = SHARPNESS
     y = t.sub(t.mul(x, a), 5 * a)
     y = t.add(t.mul(y, x), 8 * a)
@@ -134,7 +137,7 @@ def _outer(t: Tosa, x: Value) -> Value:
 
 
 def _step(axis: Axis, corners: bool) -> float:
-    """Return input elements per output element, as ``Axis.step``, for dynamic sizes."""
+    """Return input elements per output element: ``Axis.step`` for dynamic sizes."""
     if corners:
         return (axis.size - 1) / largest(axis.out - 1, 1)
     if axis.scale is not None and axis.scale > 0:

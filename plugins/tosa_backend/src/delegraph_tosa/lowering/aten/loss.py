@@ -1,6 +1,7 @@
-"""Losses over class labels.
+"""Losses over class labels: negative log-likelihood and cross entropy.
 
-A label equal to ``ignore_index`` is ignored and need not be a class.
+Tensors are flattened to one row of scores [C] for each of M labels. A label equal to
+``ignore_index`` is ignored and need not be a class.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ INDEXES = {"target": labels("self", "ignore_index")}
 
 
 class Labels(NamedTuple):
-    """Flattened labels [M]: classes (integer), validity (bool) and weights.
+    """Flattened labels [M]: integer classes, and the weight of each label's class.
 
-    An ignored label has class 0 and weight 0.
+    ``is_counted`` is bool. An ignored label is not counted, and has class 0 and weight
+    0.
     """
 
     classes: Value
-    counted: Value
+    is_counted: Value
     weights: Value
 
 
@@ -49,15 +51,16 @@ def _labels(
     ``ignored`` is the ignore_index, ``dtype`` the type of the weights.
     """
     flat = t.reshape(target, (math.prod(target.shape),))
-    counted = t.logical_not(t.equal(flat, ignored))
-    classes = t.select(counted, flat, 0)
+    is_counted = t.logical_not(t.equal(flat, ignored))
+    classes = t.select(is_counted, flat, 0)
     if weight is None:
         weights = t.constant(1, dtype, (1,))
     else:
         table = t.reshape(weight, (1, count, 1))
         weights = gathered(t, table, t.reshape(classes, (1, *flat.shape)))
         weights = t.reshape(weights, flat.shape)
-    return Labels(classes, counted, t.select(counted, weights, 0))
+    weights = t.select(is_counted, weights, 0)
+    return Labels(classes, is_counted, weights)
 
 
 def _rows(t: Tosa, x: Value) -> Value:
@@ -71,9 +74,10 @@ def _rows(t: Tosa, x: Value) -> Value:
 def _reduced(
     t: Tosa, losses: Value, weights: Value | None, shape: Shape, reduction: int
 ) -> Value:
-    """losses [M] -> ``shape`` (NONE), sum [] (SUM), or weighted mean [] (MEAN).
+    """losses [M] -> ``shape`` (NONE), their sum [] (SUM), or weighted mean [] (MEAN).
 
-    ``weights`` [M] are None if all of them are 1.
+    The losses are already multiplied by ``weights`` [M]. None means that all weights
+    are 1.
     """
     if reduction == NONE:
         return t.reshape(losses, shape)
@@ -88,16 +92,16 @@ def _reduced(
 
 
 def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
-    """rows [M,C] of log-probabilities -> losses [M]; ignored labels give 0
+    """rows [M,C] of log-probabilities -> losses [M]; ignored labels give 0.
 
-    A loss is -rows[m, class of m] * weight of m.
+    The loss of label m is -rows[m, classes[m]] * weights[m].
     """
     count, classes = rows.shape
     table = t.reshape(rows, (count, classes, 1))
     selected = gathered(t, table, t.reshape(labels.classes, (count, 1)))
     losses = t.negate(t.reshape(selected, (count,)))
     weighted = t.mul(losses, labels.weights)
-    return t.select(labels.counted, weighted, 0)
+    return t.select(labels.is_counted, weighted, 0)
 
 
 @lowers(aten.nll_loss_nd.default, indexes=INDEXES)
@@ -130,7 +134,8 @@ def cross_entropy_loss(
 
     A float target has probabilities of classes in the shape of self.
     """
-    rows = _rows(t, log_softmax_of(t, self, 1 if self.rank > 1 else 0))
+    class_axis = 1 if self.rank > 1 else 0
+    rows = _rows(t, log_softmax_of(t, self, class_axis))
     classes = rows.shape[1]
     weighted_rows = rows
     if weight is not None:
@@ -140,25 +145,26 @@ def cross_entropy_loss(
         losses = _losses_of_probabilities(
             t, weighted_rows, probabilities, label_smoothing
         )
-        shape = replace_axis(self.shape, 1) if self.rank > 1 else ()
+        shape = replace_axis(self.shape, class_axis)
         return _reduced(t, losses, None, shape, reduction)
     labels = _labels(t, target, weight, classes, ignore_index, self.dtype)
     losses = _likelihoods(t, rows, labels)
     if label_smoothing:
         # smoothing spreads this share of the probability evenly over all classes
         sums = t.negate(t.reduce_sum(weighted_rows, 1))
-        sums = t.select(labels.counted, t.reshape(sums, losses.shape), 0)
-        evenly = t.mul(sums, label_smoothing / classes)
-        losses = t.add(t.mul(losses, 1 - label_smoothing), evenly)
+        sums = t.select(labels.is_counted, t.reshape(sums, losses.shape), 0)
+        even_share = t.mul(sums, label_smoothing / classes)
+        label_share = t.mul(losses, 1 - label_smoothing)
+        losses = t.add(label_share, even_share)
     return _reduced(t, losses, labels.weights, target.shape, reduction)
 
 
 def _losses_of_probabilities(
     t: Tosa, rows: Value, probabilities: Value, label_smoothing: float
 ) -> Value:
-    """rows [M,C], log-probabilities times the weights of their classes.
+    """rows [M,C], probabilities [M,C] -> losses [M]: -sum(row * probabilities of m).
 
-    Probabilities [M,C] -> losses [M]. The loss is -sum(row * smoothed probabilities).
+    ``rows`` are log-probabilities, multiplied by the weights of their classes.
     """
     count, classes = rows.shape
     if label_smoothing:
@@ -166,4 +172,5 @@ def _losses_of_probabilities(
         rest = t.mul(probabilities, 1 - label_smoothing)
         probabilities = t.add(rest, label_smoothing / classes)
     products = t.mul(rows, probabilities)
-    return t.reshape(t.negate(t.reduce_sum(products, 1)), (count,))
+    losses = t.negate(t.reduce_sum(products, 1))
+    return t.reshape(losses, (count,))

@@ -1,8 +1,9 @@
-"""Interpolation of images by RESIZE.
+"""Interpolation of images by RESIZE, where it computes what torch computes.
 
-RESIZE reads output pixel o at input position ``(o * d + offset) / n`` (specification:
-RESIZE). The ratio d / n is input pixels per output pixel; RESIZE calls n and d scale_n
-and scale_d. Its ``border`` follows from the sizes.
+Along each axis, RESIZE reads output pixel o at input position ``(o * d + offset) / n``.
+The ratio d / n is input pixels per output pixel; the specification calls n and d
+scale_n and scale_d. Its ``border`` determines the output's size, so it follows from the
+sizes.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
     """Return input pixels per output pixel, exactly: size / out or 1 / scale."""
     if scale is None or scale <= 0:
         return _ratio_of_sizes(t, size, out)
-    # the nearest fraction of small numbers: RESIZE takes a scale_n of up to 2048
-    exact = Fraction(scale).limit_denominator(2048)
+    # RESIZE takes a scale_n of up to 2048
+    fraction = Fraction(scale).limit_denominator(2048)
     t.refuse_unless(
-        float(exact) == scale,
+        float(fraction) == scale,
         f"the scale factor {scale} is no fraction that RESIZE can express",
     )
-    return 1 / exact
+    return 1 / fraction
 
 
 def _ratio_of_sizes(t: Tosa, size: int, out: int) -> Fraction:
-    """size / out.
+    """Return size / out.
 
     Raises Unsupported for sizes known at run time only, unless one is a known multiple
-    of the other.
+    of the other: s0 and 2*s0 have the ratio 1/2.
     """
     if not is_dynamic(size) and not is_dynamic(out):
         return Fraction(size, out)
@@ -76,9 +77,9 @@ def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
     """Return arguments that read input pixel floor(o * ratio), as torch does.
 
     RESIZE rounds to the nearest pixel instead of down, so the offset is minus half a
-    pixel. Where pixels are repeated, any offset up to d more takes the same ones; that
-    of half-pixel centres is the one that Ethos-U55 has. Raises Unsupported if torch
-    takes other pixels, because it rounds in fp32.
+    pixel. If each pixel is repeated a whole number of times, larger offsets (by less
+    than d) read the same pixels. Ethos-U55 takes only that of half-pixel centres.
+    Raises Unsupported if torch takes other pixels, because it rounds in fp32.
     """
     step = ratio(t, size, out, scale)
     n = 2 * step.denominator
@@ -87,17 +88,18 @@ def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
         _same_pixels(size, out, scale, step),
         f"torch rounds differently when it resizes {size} to {out}",
     )
-    offset = (d - n) // 2 if step.numerator == 1 else -step.denominator
+    repeats_pixels = step.numerator == 1
+    offset = (d - n) // 2 if repeats_pixels else -n // 2
     return _axis(t, size, out, n, d, offset)
 
 
 def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bool:
-    """Return whether floor(o * step) are the pixels that torch computes in fp32.
+    """Return whether torch, which computes in fp32, takes the pixels floor(o * step).
 
     ``step`` is exact.
     """
     if is_dynamic(size) or is_dynamic(out):
-        # a product with a power of two is exact in fp32
+        # a product with a power of two is exact in fp32, and one of the numbers is 1
         return (step.numerator * step.denominator).bit_count() == 1
     if scale is None or scale <= 0:
         factor = np.float32(size) / np.float32(out)
@@ -146,16 +148,16 @@ _UNCHANGED = Axis(1, 1, 0, 0)
 def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
     """x [N,C,H,W] -> [N,C,H',W'] by RESIZE with ``axes`` for H and W.
 
-    x itself if both are unchanged.
+    Return x itself if both are unchanged.
     """
-    y, x_axis = axes
-    if y == x_axis == _UNCHANGED:
+    height, width = axes
+    if height == width == _UNCHANGED:
         return x
     image = t.resize(
         t.transpose(x, NHWC),
-        scale=(y.n, y.d, x_axis.n, x_axis.d),
-        offset=(y.offset, x_axis.offset),
-        border=(y.border, x_axis.border),
+        scale=(height.n, height.d, width.n, width.d),
+        offset=(height.offset, width.offset),
+        border=(height.border, width.border),
         mode=mode,
     )
     return t.transpose(image, NCHW)
@@ -170,8 +172,8 @@ def upsampled(
 ) -> Value:
     """x [N,C,H,W] -> [N,C,*out], by RESIZE if possible, else by ``interpolate``.
 
-    An ``align_corners`` of None takes the nearest elements, else the interpolation is
-    bilinear.
+    If ``align_corners`` is None, the nearest elements are taken. Otherwise the
+    interpolation is bilinear.
     """
     takes_nearest = align_corners is None
     mode = ResizeMode.NEAREST if takes_nearest else ResizeMode.BILINEAR
@@ -201,7 +203,7 @@ def _by_resize(
     for number, out_size, scale in zip((2, 3), out, scales, strict=True):
         size = x.shape[number]
         if size == 1 or (size == out_size and scale in (None, 1.0)):
-            # TILE repeats a single pixel
+            # TILE repeats a single pixel; an axis that keeps its size is repeated once
             axes.append(_UNCHANGED)
             repeats[number] = out_size // size
         elif corners and out_size == 1:
@@ -212,7 +214,8 @@ def _by_resize(
             axes.append(nearest(t, size, out_size, scale))
         else:
             axes.append(bilinear(t, size, out_size, scale, corners))
-    return t.tile(resized(t, x, axes, mode), repeats)
+    y = resized(t, x, axes, mode)
+    return t.tile(y, repeats)
 
 
 @lowers(aten.upsample_nearest2d.default, aten.upsample_bilinear2d.default)

@@ -1,4 +1,4 @@
-"""Signs, infinities and NaN."""
+"""Operators about signs, infinities and NaN."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def copysign(t: Tosa, self: Value, other: Operand) -> Value:
         negative = t.constant(number_is_negative, DType.BOOL, (1,) * self.rank)
     # the number 1.0 promotes integers to floats
     x: Value = promoted(t, left, 1.0)[0]  # type: ignore[assignment]
-    return t.select(negative, t.negate(t.abs(x)), t.abs(x))
+    magnitude = t.abs(x)
+    return t.select(negative, t.negate(magnitude), magnitude)
 
 
 @lowers(aten.heaviside.default)
@@ -115,8 +116,8 @@ def isneginf(t: Tosa, self: Value) -> Value:
 def nan_to_num(
     t: Tosa, self: Value, nan: float | None, posinf: float | None, neginf: float | None
 ) -> Value:
-    """[*S] -> [*S]; NaN becomes ``nan``, inf ``posinf``, -inf ``neginf``; for None 0
-    and the largest finite numbers
+    """[*S] -> [*S]; NaN becomes ``nan``, inf ``posinf``, -inf ``neginf``; None is 0 for
+    ``nan``, and the largest finite number of its sign for the others
     """
     if self.dtype not in FLOATS:
         return self

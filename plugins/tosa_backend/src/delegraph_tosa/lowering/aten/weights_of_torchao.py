@@ -1,7 +1,9 @@
 """Weights that torchao quantized: integers in the file, floats where they are used.
 
-Imported once torchao has registered its operators. Folding would make floats of them,
-four or eight times as large.
+Operators marked ``fold=False`` stay in the graph and compute the floats at run time.
+Folded, the weights would be floats in the file, four or eight times as large.
+
+``import_late`` imports this module if torchao has registered its operators.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from ..builder import Tosa
 from ..registry import lowers
 
 NIBBLE = (-8, 7)
+"""The smallest and the largest integer of 4 bits."""
 _FLOAT32 = 6
-"""Default of torchao's operator schemas: the number of float32."""
+"""float32 in torchao's operator schemas, the default of ``output_dtype``."""
 LEAST_PACKED = 512
 """The fewest weights that are packed two per byte: unpacking takes four operators."""
 
@@ -38,7 +41,7 @@ def dequantize_affine(
 ) -> Value:
     """constant int8 [*S], scales and zero points of blocks -> fp32 [*S]
 
-    A block has the size ``block_size``.
+    (input - zero point) * scale. A block has the shape ``block_size``.
     """
     t.refuse_unless(
         input.constant is not None and input.dtype is DType.INT8,
@@ -56,8 +59,9 @@ def dequantize_affine(
         zero_point is None or zero_point.constant is not None,
         "its zero points are computed at run time",
     )
-    # each axis becomes two, the blocks and the elements of a block, unless it has size
-    # 1; scales have size 1 along the elements of a block
+    # each axis becomes two, the blocks and the elements of a block; an axis of size 1
+    # is left out. Scales have size 1 along the elements of a block. An input [8, 64]
+    # with blocks (1, 32) becomes [8, 2, 32], and its scales [8, 2, 1].
     block_shape: list[int] = []
     scale_shape: list[int] = []
     for size, block in zip(input.shape, block_size, strict=True):
@@ -83,15 +87,16 @@ def dequantize_affine(
 
 
 def _as_floats(t: Tosa, integers: Value) -> Value:
-    """fp32, by a CAST that stays in the graph."""
+    """Cast to fp32 by a CAST that stays in the graph."""
     return t.emit(CAST, (integers,), fold=False, dtype=DType.FP32)
 
 
 def _packed(t: Tosa, q: Value) -> Value:
-    """int8 [*S] from -8 to 7 -> the same integers, unpacked from half the size.
+    """int8 [*S] from -8 to 7 -> the same integers, unpacked from half as many bytes.
 
-    Its low four bits are the first half of the elements, the others the second. ``q``
-    itself where that is not worth it, or the target lacks an operator.
+    The low four bits of a byte are an element of the first half, its high bits one of
+    the second half. Return ``q`` itself if it is small or cannot be halved, or if the
+    target has no integers.
     """
     size = math.prod(q.shape)
     if size % 2 or size < LEAST_PACKED or "INT" not in t.spec.profiles:
@@ -101,17 +106,18 @@ def _packed(t: Tosa, q: Value) -> Value:
     first = t.slice(flat, (0,), (half,))
     second = t.slice(flat, (half,), (half,))
     four = t.constant(4, DType.INT8, (1,))
-    # folded: all of this is computed when the file is written
+    # folded: these are computed when the file is written
     low_bits = t.bitwise_and(first, 15)
     high_bits = t.emit(LOGICAL_LEFT_SHIFT, (second, four))
     packed = t.bitwise_or(low_bits, high_bits)
-    # not folded: the file computes this
+    # not folded: these are computed at run time
     raised = t.emit(LOGICAL_LEFT_SHIFT, (packed, four), fold=False)
-    first = _shifted_down(t, raised, four)
-    second = _shifted_down(t, packed, four)
-    return t.reshape(t.concat([first, second], 0), q.shape)
+    first = _shifted_right(t, raised, four)
+    second = _shifted_right(t, packed, four)
+    unpacked = t.concat([first, second], 0)
+    return t.reshape(unpacked, q.shape)
 
 
-def _shifted_down(t: Tosa, x: Value, bits: Value) -> Value:
-    """x >> bits, with the sign kept, by an operator that stays in the graph."""
+def _shifted_right(t: Tosa, x: Value, bits: Value) -> Value:
+    """Return x >> bits, with the sign kept, by an operator that stays in the graph."""
     return t.emit(ARITHMETIC_RIGHT_SHIFT, (x, bits), fold=False, round=False)

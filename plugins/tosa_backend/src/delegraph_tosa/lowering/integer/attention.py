@@ -17,7 +17,7 @@ import torch
 from ...ir.dynamic_sizes import greatest
 from ...ir.graph import Value
 from ...ir.types import DType
-from ..aten.attention import repeated, transposed
+from ..aten.attention import repeated_heads, transposed
 from ..aten.comparison import lower_triangle
 from ..aten.linear import batched_product
 from ..builder import Tosa
@@ -102,8 +102,8 @@ def scaled_dot_product_attention(
         "its operands are quantized to different types",
     )
     if enable_gqa:
-        k = Scaled(repeated(t, k.q, q.q), k.scale, k.zero_point)
-        v = Scaled(repeated(t, v.q, q.q), v.scale, v.zero_point)
+        k = Scaled(repeated_heads(t, k.q, q.q), k.scale, k.zero_point)
+        v = Scaled(repeated_heads(t, v.q, q.q), v.scale, v.zero_point)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     t.refuse_unless(factor > 0, f"a scale of {factor} is not positive")
     scores = _scores(t, q, k, factor)
