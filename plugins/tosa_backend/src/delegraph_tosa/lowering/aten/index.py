@@ -122,10 +122,9 @@ def addressed(t: Tosa, x: Value, dim: int, index: Value) -> Addressed:
             address = t.mul(address, strides[axis])
         for a in range(first_axis, x.rank):
             size = index.shape[a]
-            if a == axis or size == 1:
-                continue
-            position = numbers_along(t, size, a, x.rank)
-            address = t.add(address, t.mul(position, strides[a]))
+            if a != axis and size > 1:
+                position = numbers_along(t, size, a, x.rank)
+                address = t.add(address, t.mul(position, strides[a]))
     elements = t.reshape(x, (batch, math.prod(x.shape) // batch, 1))
     address = t.reshape(address, (batch, math.prod(index.shape) // batch))
     return Addressed(elements, address)

@@ -1,6 +1,7 @@
 """Writing at indices: scatter, index_add, index_put and others.
 
-There are two ways:
+A *place* is a position along the indexed axis. An index *names* a place. There are two
+ways to write:
 
 - SCATTER (``scattered``) writes rows, but no two indices may name the same row. Rules
   use it where torch leaves undefined which of several values for one place remains.
@@ -54,7 +55,10 @@ For a size known at run time only, the smallest possible size counts.
 
 
 def scattered(t: Tosa, values: Value, places: Value, source: Value) -> Value:
-    """values [N,K,C] -> with ``source`` [N,W,C] in its rows ``places`` [N,W]"""
+    """values [N,K,C], places [N,W], source [N,W,C] -> ``values``, rows replaced.
+
+    Row ``places[n, w]`` of values n becomes ``source[n, w]``.
+    """
     # SCATTER does not take BOOL
     moved_type = movable_type(t, values.dtype)
     before = converted(t, values, moved_type)
@@ -122,21 +126,21 @@ def combined(
     axis: int,
     index: Value,
     source: Value,
-    name: str,
+    reduce: str,
     include_self: bool = True,
 ) -> Value:
     """x [*A,K,*B], index and source [*A',W,*B'] -> x combined with ``source``.
 
-    Each value goes to the place of its index. ``name`` is a key of COMBINATIONS. Places
-    that no index names stay as they are. ``include_self``: whether the element of x at
-    a named place is combined too. Axes of ``index`` may have size 1 and broadcast.
-    Short floats and small integers are combined in 32 bits. Raises Unsupported for a
-    mean of integers, and above COMPARISONS.
+    Where several indices name one place, ``reduce`` combines their values. It is a key of
+    COMBINATIONS. ``include_self``: whether the element of x at this place is combined
+    too. Other places keep the elements of x. Axes of ``index`` may have size 1 and
+    broadcast. Short floats and small integers are combined in 32 bits. Raises
+    Unsupported for a mean of integers, and above COMPARISONS.
     """
-    combination = COMBINATIONS[name]
+    combination = COMBINATIONS[reduce]
     dtype = x.dtype
     t.refuse_unless(
-        name != "mean" or dtype in FLOATS, f"a mean of {dtype} is not lowered"
+        reduce != "mean" or dtype in FLOATS, f"a mean of {dtype} is not lowered"
     )
     wide = _wide_type(dtype)
     x = converted(t, x, wide)
@@ -153,7 +157,7 @@ def combined(
         # begins at 0 is written
         corner = t.slice(x, [0] * x.rank, result.shape)
         result = combination.combine_pair(t, corner, result)
-    if name == "mean":
+    if reduce == "mean":
         count = _count(t, matches, axis, wide)
         if include_self:
             count = t.add(count, 1.0)
@@ -182,9 +186,9 @@ def _wide_type(dtype: DType) -> DType:
 
 
 def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
-    """Return the neutral number of ``combination`` as a constant [1, ..., 1].
+    """Return the neutral number of ``combination`` as a constant of the type of x.
 
-    It has the type of x and one axis more. For integers, the smallest and the largest
+    It is [1,..,1] with one axis more than x. For integers, the smallest and the largest
     int32 replace -inf and inf.
     """
     number = combination.neutral
@@ -243,7 +247,7 @@ def _combined_elements(
     dim: int,
     index: Value,
     source: Value,
-    name: str,
+    reduce: str,
     include_self: bool = True,
 ) -> Value:
     """Return ``combined`` for arguments that torch allows.
@@ -254,7 +258,7 @@ def _combined_elements(
     x_ranked, indices = ranked_pair(t, x, index)
     axis = axis_of(dim, x_ranked.rank)
     values = _corner(t, source, indices)
-    y = combined(t, x_ranked, axis, indices, values, name, include_self)
+    y = combined(t, x_ranked, axis, indices, values, reduce, include_self)
     return t.reshape(y, x.shape)
 
 

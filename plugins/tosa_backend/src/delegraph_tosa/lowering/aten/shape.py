@@ -40,6 +40,8 @@ def _without_minus_one(size: Sequence[int], elements: int) -> list[int]:
 
     The size [2, -1] of 6 elements is [2, 3].
     """
+    if -1 not in size:
+        return list(size)
     known = math.prod([n for n in size if n != -1])
     inferred = elements // known
     return [inferred if n == -1 else n for n in size]
@@ -330,9 +332,8 @@ def _equal_sizes(size: int, step: int) -> list[int]:
     The last one may be smaller: 7 cut into pieces of 3 is [3, 3, 1]. A dynamic ``step``
     must divide ``size``: 4*s0 cut into pieces of s0 is [s0, s0, s0, s0].
     """
-    count = size // step
-    if is_dynamic(step) and not is_dynamic(count):
-        return [step] * count
+    if is_dynamic(step) and not is_dynamic(size // step):
+        return [step] * (size // step)
     return [min(step, size - start) for start in range(0, size, step)]
 
 

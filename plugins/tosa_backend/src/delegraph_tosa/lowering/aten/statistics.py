@@ -25,16 +25,29 @@ SMALLEST = 2.0**-100
 """The smallest divisor of differences: 1 / subnormal may be infinite."""
 
 
-class _SpreadAndMean(NamedTuple):
-    """A variance or a standard deviation, and the mean of the same elements."""
+class _Elements(NamedTuple):
+    """The elements of a variance: x in fp32 has ``size`` elements along ``axes``."""
 
-    spread: Value
-    mean: Value
+    x: Value
+    axes: list[int]
+    size: int
+    weight: Operand
+    """1 / sqrt(size - correction)"""
+
+
+def _elements(t: Tosa, x: Value, dims: Dims, correction: float) -> _Elements:
+    """Prepare the variance of x over ``dims``. Raises Unsupported for integers."""
+    t.refuse_unless(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
+    wide = converted(t, x, DType.FP32)
+    axes = axes_of(dims, x.rank)
+    count = math.prod([x.shape[axis] for axis in axes])
+    divisor = max(count - correction, 0)
+    return _Elements(wide, axes, count, _reciprocal_root(t, divisor, wide))
 
 
 def _variance_and_mean(
     t: Tosa, x: Value, dims: Dims, correction: float
-) -> _SpreadAndMean:
+) -> tuple[Value, Value]:
     """Return variance and mean of x over ``dims`` in fp32; these axes get size 1.
 
     The variance sum(d^2) / divisor, for differences d from the mean, is computed as
@@ -44,12 +57,12 @@ def _variance_and_mean(
     mean = _mean(t, elements.x, elements)
     difference = t.sub(elements.x, mean)
     weighted = t.mul(difference, elements.weight)
-    return _SpreadAndMean(_sum_of_squares(t, weighted, elements.axes), mean)
+    return _sum_of_squares(t, weighted, elements.axes), mean
 
 
 def _deviation_and_mean(
     t: Tosa, x: Value, dims: Dims, correction: float
-) -> _SpreadAndMean:
+) -> tuple[Value, Value]:
     """Return standard deviation and mean of x over ``dims`` in fp32.
 
     These axes get size 1. Elements are divided by 4 first, because a difference from
@@ -68,27 +81,7 @@ def _deviation_and_mean(
     weighted = t.mul(in_units, elements.weight)
     deviation_in_units = sqrt(t, _sum_of_squares(t, weighted, elements.axes))
     quarter_deviation = t.mul(deviation_in_units, unit)
-    return _SpreadAndMean(t.mul(quarter_deviation, 4), t.mul(quarter_mean, 4))
-
-
-class _Elements(NamedTuple):
-    """The elements of a variance: x in fp32, with ``size`` elements along ``axes``."""
-
-    x: Value
-    axes: list[int]
-    size: int
-    weight: Operand
-    """1 / sqrt(size - correction)"""
-
-
-def _elements(t: Tosa, x: Value, dims: Dims, correction: float) -> _Elements:
-    """Return the elements of x along ``dims``. Raises Unsupported for integers."""
-    t.refuse_unless(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
-    wide = converted(t, x, DType.FP32)
-    axes = axes_of(dims, x.rank)
-    count = math.prod([x.shape[axis] for axis in axes])
-    divisor = max(count - correction, 0)
-    return _Elements(wide, axes, count, _reciprocal_root(t, divisor, wide))
+    return t.mul(quarter_deviation, 4), t.mul(quarter_mean, 4)
 
 
 def _mean(t: Tosa, x: Value, elements: _Elements) -> Value:
