@@ -1,9 +1,11 @@
 """Rules for ATen operators, one file for each family.
 
 Importing a family registers its rules (``@lowers``). A rule has the name of its
-operator. Its docstring begins with the shapes of its tensors: N is the batch, C and O
-are channels, D, H, W are depth, height, width, K is a kernel or the rows of a table,
-``*S`` is any number of axes.
+operator. Its docstring begins with the shapes of its tensors:
+
+- N is the batch, and C and O are channels; D, H, W are depth, height, width.
+- K is a kernel or the rows of a table.
+- ``*S`` is any number of axes, ``*S'`` another number or other sizes.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ if another part of the process has imported its module.
 
 
 def import_late() -> None:
-    """Import the families in ``_REGISTERED_BY`` whose operators are defined by now.
+    """Import the families of ``_REGISTERED_BY`` that have operators by now.
 
     A program can only call operators that are defined, so no rule is missed.
     """

@@ -134,9 +134,9 @@ def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     """
     x, requested = _shift_operands(t, self, other)
     if not has_comparisons(t) and x.dtype is DType.INT32:
-        return _right_shift_of_bits(t, x, requested)
+        return _arithmetic_right_shift(t, x, requested)
     if not has_comparisons(t) and x.dtype is DType.INT64 and not t.has_int64:
-        shifted = _right_shift_of_bits(t, t.narrowed(x), requested)
+        shifted = _arithmetic_right_shift(t, t.narrowed(x), requested)
         return t.widened(shifted)
     x, amount, within = _limited_shift(t, self, other)
     if within is not None:
@@ -148,7 +148,7 @@ def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     return t.right_shift(x, converted(t, amount, x.dtype))
 
 
-def _right_shift_of_bits(t: Tosa, x: Value, requested: Value) -> Value:
+def _arithmetic_right_shift(t: Tosa, x: Value, requested: Value) -> Value:
     """Return int32 x shifted right with its sign, for targets without comparisons.
 
     Their shift brings zeros in from the left, which is right for x >= 0. The bits of a

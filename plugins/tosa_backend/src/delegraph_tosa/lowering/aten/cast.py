@@ -31,8 +31,8 @@ def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
 def to_dtype(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
     """[*S] -> [*S]
 
-    On a target without floats, the cast of integers to float32 is a lazy value with a
-    scale of 1, which no operator computes: quantized operators can read it. A large
+    On a target without floats, the cast of integers to float32 emits no operator. It
+    returns a lazy value with a scale of 1, which quantized operators can read. A large
     weight of int8 is cast at run time: in the file, it takes a quarter of the floats.
     """
     if dtype is not torch.float32 or self.dtype in FLOATS:

@@ -114,8 +114,9 @@ def where_of_numbers(t: Tosa, condition: Value, self: float, other: float) -> Va
 def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Value:
     """Return ``on_true`` where ``condition`` is true, else ``on_false``, by SELECT.
 
-    On a target without floats, a choice between two float constants, such as a mask of
-    0 and -inf, is a lazy value: it is quantized when it is added to quantized values.
+    On a target without floats, a choice between two float constants is a lazy value. It
+    is quantized when it is added to quantized values. An example is a mask of 0 and
+    -inf.
     """
     # with a constant condition, SELECT folds to a constant by itself
     if "FP" in t.spec.profiles or condition.constant is not None:

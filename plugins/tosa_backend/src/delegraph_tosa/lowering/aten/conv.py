@@ -119,8 +119,8 @@ def _windows_with_padding(
 ) -> list[Window]:
     """Return one window for each axis, with the padding that torch calls ``name``.
 
-    "valid" is no padding. "same" gives as many outputs as inputs. If it is an odd number
-    of elements, the end gets one more than the beginning.
+    "valid" is no padding. "same" gives as many outputs as inputs for a stride of 1. If
+    that takes an odd number of elements, the end gets one more than the beginning.
     """
     windows = []
     for size, step, spacing in zip(kernel, stride, dilation, strict=True):

@@ -195,6 +195,7 @@ def div(t: Tosa, self: Operand, other: Operand) -> Value:
         assert isinstance(left, Value)
         return t.mul(left, inverse(t, right, left.dtype))
     if right.constant is not None:
+        # the reciprocal is folded to a constant
         return t.mul(left, t.reciprocal(right))
     return quotient_of(t, left, right)
 

@@ -169,9 +169,8 @@ def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
     others = tuple([x.shape[a] for a in trail])
     order = [*lead, *axes, *trail]
     n = math.prod(batch)
-    values = t.reshape(
-        t.transpose(x, order), (n, math.prod(indexed), math.prod(others))
-    )
+    shape = (n, math.prod(indexed), math.prod(others))
+    values = t.reshape(t.transpose(x, order), shape)
     # every batch uses the same places
     place = _joint_index(t, present, indexed)
     count = math.prod(place.shape)

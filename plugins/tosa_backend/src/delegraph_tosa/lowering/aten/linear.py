@@ -1,8 +1,8 @@
 """Matrix products.
 
-A product with a constant matrix is a CONV2D with a 1x1 kernel, which takes torch's
-weight [O,I] as it lies in memory, and adds the bias. Two matrices that are computed at
-run time go into a MATMUL.
+A product with a constant matrix is a CONV2D with a 1x1 kernel. Unlike MATMUL, it takes
+torch's weight [O,I] without a transpose, and adds the bias. Two matrices that are
+computed at run time go into a MATMUL.
 """
 
 from __future__ import annotations
@@ -278,14 +278,12 @@ def _scaled_mm(
 
 
 def _is_one(scale: Value) -> bool:
-    """Return whether a scale is known to be 1.
-
-    The elements of a program without weights are not known.
-    """
+    """Return whether ``scale`` is known to be 1."""
     if scale.constant is None or math.prod(scale.shape) != 1:
         return False
     try:
         return bool(materialize(scale).item() == 1)
+    # in a program without weights, the elements of constants are not known
     except Unsupported:
         return False
 

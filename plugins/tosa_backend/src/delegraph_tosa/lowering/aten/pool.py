@@ -186,15 +186,14 @@ def avg_pooled(
     """
 
     def pool(image: Value, windows: list[Window]) -> Value:
-        """Average ``image`` [N,H,W,C] over the windows of H and W.
-
-        Zeros are added where padding has to count.
-        """
+        """Average ``image`` [N,H,W,C] over the windows of H and W."""
         image, pad = exact(t, image, windows)
         if divisor is not None:
+            # all padding counts: zeros replace it
             image = _zero_padded(t, image, pad)
             pad = (0, 0, 0, 0)
         elif counts_padding:
+            # the user's padding counts: zeros replace this part
             ceil_pad = _ceil_padding(pad, windows)
             user_pad = [side - ceil for side, ceil in zip(pad, ceil_pad, strict=True)]
             image = _zero_padded(t, image, user_pad)

@@ -1,7 +1,7 @@
 """Max pooling that also returns positions, adaptive max pooling, and max unpooling.
 
-The elements of all windows are gathered, ARGMAX finds the largest of each, and a
-constant table has its position in the tensor. Positions are flat indices into the
+The elements of all windows are gathered, and ARGMAX finds the largest of each window.
+A constant table has its position in the tensor. Positions are flat indices into the
 pooled axes S, as in torch.
 """
 

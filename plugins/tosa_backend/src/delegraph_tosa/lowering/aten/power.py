@@ -72,8 +72,8 @@ def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
 def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
     """Return x ** exponent, computed as |x| ** exponent.
 
-    For negative x, the result is negated if the exponent is odd, and NaN if the
-    exponent is no integer.
+    Where x is negative, the result is negated if the exponent is odd, and replaced by
+    NaN if the exponent is not whole.
     """
     magnitude = t.abs(x)
     is_multiple_of_half = 2 * exponent == int(2 * exponent)
@@ -84,6 +84,7 @@ def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
         if exponent < 0:
             y = t.reciprocal(y)
     else:
+        # the power of 0 or infinity, which POW does not take
         zero_or_inf = magnitude if exponent > 0 else t.reciprocal(magnitude)
         y = _positive_power(t, magnitude, exponent, zero_or_inf)
     if exponent != int(exponent):

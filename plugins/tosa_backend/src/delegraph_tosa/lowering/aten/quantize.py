@@ -60,8 +60,8 @@ class _Parameters(NamedTuple):
     quant_min: int
     quant_max: int
 
-    def less(self, offset: int) -> _Parameters:
-        """Return the parameters of the same integers, less ``offset``."""
+    def lowered_by(self, offset: int) -> _Parameters:
+        """Return the parameters for integers that are ``offset`` less."""
         return _Parameters(
             self.scale,
             self.zero_point - offset,
@@ -107,7 +107,7 @@ def _quantization(
     parameters = _read_parameters(t, scale, zero_point, quant_min, quant_max)
     expect_scale(parameters.scale)
     if dtype is torch.uint8:
-        parameters = parameters.less(HALF)
+        parameters = parameters.lowered_by(HALF)
         dtype = torch.int8
     element = dtype_of(dtype)
     scale, zero_point, quant_min, quant_max = parameters
@@ -135,7 +135,7 @@ def dequantize_per_tensor(
     expect_scale(parameters.scale)
     _expect_fp32(t, out_dtype)
     integers, offset = _as_signed(input)
-    parameters = parameters.less(offset)
+    parameters = parameters.lowered_by(offset)
     _narrow_range(integers, parameters.quant_min, parameters.quant_max)
     return Scaled(integers, Scale(parameters.scale), parameters.zero_point)
 

@@ -108,6 +108,7 @@ def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bo
     positions = np.arange(out)
     of_torch = (positions.astype(np.float32) * factor).astype(np.int64)
     exact = positions * step.numerator // step.denominator
+    # both stop at the last pixel
     last = size - 1
     return bool((np.minimum(of_torch, last) == np.minimum(exact, last)).all())
 
@@ -153,14 +154,12 @@ def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
     height, width = axes
     if height == width == _UNCHANGED:
         return x
-    image = t.resize(
-        t.transpose(x, NHWC),
-        scale=(height.n, height.d, width.n, width.d),
-        offset=(height.offset, width.offset),
-        border=(height.border, width.border),
-        mode=mode,
-    )
-    return t.transpose(image, NCHW)
+    image = t.transpose(x, NHWC)
+    scale = (height.n, height.d, width.n, width.d)
+    offset = (height.offset, width.offset)
+    border = (height.border, width.border)
+    y = t.resize(image, scale, offset, border, mode)
+    return t.transpose(y, NCHW)
 
 
 def upsampled(

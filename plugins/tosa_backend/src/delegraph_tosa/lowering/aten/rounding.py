@@ -6,8 +6,8 @@ rounded to the nearest whole number. Then it is corrected by its remainder, x - 
 * y: if the remainder has the wrong sign, the quotient is changed by 1.
 
 The remainder has to be exact. So the divisor is split into two halves of 12 bits
-(``division``), and the quotient into a high and a low digit of 12 bits: products of 12
-bits by 12 bits are exact in fp32. Two digits are enough for quotients below 2^24.
+(``division``), and the quotient into two digits of 12 bits. Products of 12 bits by 12
+bits are exact in fp32. Two digits are enough for quotients below 2^24.
 Quotients of fp32 numbers go up to 2^277, which would take 24 digits of eight operators
 each.
 """
@@ -306,8 +306,8 @@ def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Valu
 def _both_scaled(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
     """Return x and y multiplied by a power of two, which keeps their quotient.
 
-    Without it, 1 / y would overflow for a tiny y (below 2**-100), and products near a
-    huge x (above 2**100) would too.
+    Without it, 1 / y would overflow for |y| below 2**-100. So would products near x for
+    |x| above 2**100.
     """
     y_is_tiny = t.greater(2.0**-100, t.abs(y))
     scale = t.select(y_is_tiny, t.like(2.0**64, y), 1.0)

@@ -274,9 +274,9 @@ def slice(
 def slice_bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     """Return start and end of Python's ``[start:end]`` on an axis of ``size`` elements.
 
-    0 <= start <= end <= size. For size 5, [-2:9] is (3, 5). If a bound may lie beyond
-    the axis at run time, it is not clamped, as torch did not when it recorded the
-    sizes.
+    0 <= start <= end <= size. For size 5, [-2:9] is (3, 5). A bound that is only known
+    to exceed the axis at run time is not clamped: torch recorded the sizes in the same
+    way.
     """
     first = 0 if start is None else _clamped_bound(start, size)
     stop = size if end is None else _clamped_bound(end, size)

@@ -138,8 +138,8 @@ def _erfcx_tail(t: Tosa, x: Value) -> Value:
 def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
     """Return exp(x^2), or exp(-x^2) for a ``sign`` of -1, where |x| <= 16.
 
-    A rounded x^2 of up to 256 would be too inexact for an exponent. It is c^2 + (x - c)
-    (x + c), where c has the first 12 bits of x, so that c^2 is exact in fp32.
+    A rounded x^2 of up to 256 would be too inexact for an exponent. x^2 is the sum of
+    c^2 and (x - c) (x + c). c has the first 12 bits of x, so that c^2 is exact in fp32.
     """
     # |x| <= 16 has 4 bits before the binary point; c keeps 8 bits after it
     c = t.mul(t.floor(t.mul(x, 256)), 1 / 256)

@@ -67,9 +67,9 @@ def tan(t: Tosa, self: Value) -> Value:
 def atan_of(t: Tosa, x: Value) -> Value:
     """x [*S] -> [*S], the arc tangent.
 
-    The polynomial ATAN is for m = |x| up to tan(pi / 8). Two identities map larger m:
-    atan(m) = pi / 4 + atan((m - 1) / (m + 1)), and from tan(3 pi / 8) on
-    atan(m) = pi / 2 + atan(-1 / m).
+    The polynomial ATAN is for m = |x| up to tan(pi / 8). Two identities map larger m.
+    Up to tan(3 pi / 8): atan(m) = pi / 4 + atan((m - 1) / (m + 1)). Above: atan(m) = pi
+    / 2 + atan(-1 / m).
     """
     m = t.abs(x)
     is_high = t.greater(m, math.tan(3 * pi / 8))
