@@ -241,7 +241,8 @@ def mel_spectrogram(
         mel_filters=filters,
         mel_floor=0.0,
     )
-    return torch.from_numpy(found.T.astype(np.float32))
+    # a file of ExecuTorch expects inputs in the layout of the example
+    return torch.from_numpy(np.ascontiguousarray(found.T, np.float32))
 
 
 SENTENCES = (
