@@ -52,8 +52,8 @@ def convolve(
     x, pad = exact(t, image, axes, fill=0)
     stride = tuple([window.stride for window in axes])
     dilation = tuple([window.dilation for window in axes])
-    is_depthwise = 1 < groups == input.shape[1] and len(axes) == 2
-    if is_depthwise:
+    has_group_for_each_channel = groups > 1 and groups == input.shape[1]
+    if has_group_for_each_channel and len(axes) == 2:
         kernel = depthwise_weight(t, weight, groups)
         y = t.depthwise_conv2d(x, kernel, bias, pad, stride, dilation)
         return t.transpose(y, channels_first(y.rank))

@@ -85,8 +85,8 @@ def _transposed_convolution(
     for axis, step in enumerate(dilation, start=2):
         weight = spread(t, weight, axis, step)
     x = t.transpose(input, channels_last(input.rank))
-    is_depthwise = groups == input.shape[1] > 1
-    if len(axes) == 3 or is_depthwise:
+    has_group_for_each_channel = groups > 1 and groups == input.shape[1]
+    if len(axes) == 3 or has_group_for_each_channel:
         y = _by_convolution(t, x, weight, bias, axes, groups)
     else:
         y = _by_transpose_conv(t, x, weight, bias, axes, groups)

@@ -94,18 +94,19 @@ def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
     ``max``; NaN and elements outside are left out
     """
     size = math.prod(self.shape)
+    has_limits = min < max
     t.refuse_unless(
         self.dtype is DType.FP32, f"a histogram of {self.dtype} is not lowered"
     )
     t.refuse_unless(
-        min < max or bins == 1,
+        has_limits or bins == 1,
         "a histogram needs min and max to be lowered: here the data determines its ends",
     )
     t.refuse_unless(
         not exceeds(size * bins, COMPARISONS),
         too_many_comparisons(f"{size} elements in {bins} bins"),
     )
-    if not min < max:
+    if not has_limits:
         # the only bin goes from the smallest to the largest element; elements that are
         # not finite raise in eager
         return t.constant(size, DType.FP32, (1,))

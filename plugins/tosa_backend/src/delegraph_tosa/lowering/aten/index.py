@@ -18,7 +18,7 @@ from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Shape, Tosa
-from ..geometry.layout import axis_of
+from ..geometry.layout import axis_of, flattened
 from ..promotion import converted
 from ..ranges.index_bounds import classes, each_axis, elements, positions, rows
 from ..ranges.value_ranges import Range, range_of
@@ -60,11 +60,6 @@ def numbers_along(t: Tosa, size: int, axis: int, rank: int) -> Value:
     All other axes have size 1.
     """
     return t.reshape(t.numbers(size, DType.INT64), shape_along(rank, axis, size))
-
-
-def without_axis(t: Tosa, y: Value, axis: int) -> Value:
-    """Return y without ``axis``, which has size 1."""
-    return t.reshape(y, replace_axis(y.shape, axis))
 
 
 def from_start(t: Tosa, index: Value, size: int) -> Value:
@@ -246,7 +241,7 @@ def gather(t: Tosa, self: Value, dim: int, index: Value) -> Value:
 @lowers(aten.take.default, indexes={"index": elements("self")})
 def take(t: Tosa, self: Value, index: Value) -> Value:
     """self [*S], index [*I] -> [*I]; an index into self as if it had one axis"""
-    flat = t.reshape(self, (math.prod(self.shape),))
+    flat = flattened(t, self)
     return index_tensor(t, flat, [index])
 
 
@@ -260,8 +255,8 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
     """
     if dim is None:
         axis = 0
-        x = t.reshape(self, (math.prod(self.shape),))
-        place = t.reshape(indices, (math.prod(indices.shape),))
+        x = flattened(t, self)
+        place = flattened(t, indices)
     else:
         axis = axis_of(dim, self.rank)
         # all axes but ``axis`` broadcast: [2,1,5] and [1,3,4] along 2 become [2,3,5]

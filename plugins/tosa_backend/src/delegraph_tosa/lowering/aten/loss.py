@@ -14,7 +14,7 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Shape, Tosa
-from ..geometry.layout import channels_last
+from ..geometry.layout import channels_last, flattened
 from ..promotion import converted
 from ..ranges.index_bounds import labels
 from ..registry import lowers
@@ -50,7 +50,7 @@ def _labels(
     ``weight`` [C] has one weight for each of ``count`` classes; None is all 1.
     ``ignored`` is the ignore_index, ``dtype`` the type of the weights.
     """
-    flat = t.reshape(target, (math.prod(target.shape),))
+    flat = flattened(t, target)
     is_counted = t.logical_not(t.equal(flat, ignored))
     classes = t.select(is_counted, flat, 0)
     if weight is None:

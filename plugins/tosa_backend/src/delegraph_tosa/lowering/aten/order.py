@@ -20,14 +20,14 @@ from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
-from ..geometry.layout import axis_of
+from ..geometry.layout import axis_of, flattened
 from ..promotion import converted, promoted
 from ..ranges.value_ranges import range_of
 from ..registry import lowers
 from ..torch_values.hints import too_many_comparisons
-from .index import addressed, from_start, gathered, numbers_along, without_axis
+from .index import addressed, from_start, gathered, numbers_along
 from .scan import scanned
-from .shape import replace_axis
+from .shape import replace_axis, without_axes
 
 aten = torch.ops.aten
 inf = math.inf
@@ -84,7 +84,7 @@ def _first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
     is_extreme = t.equal(wide, _reduce_extreme(t, wide, axis, largest))
     positions = numbers_along(t, size, axis, x.rank)
     candidates = t.select(is_extreme, positions, size - 1)
-    return without_axis(t, t.reduce_min(candidates, axis), axis)
+    return without_axes(t, t.reduce_min(candidates, axis), [axis])
 
 
 def _extreme_index(
@@ -95,7 +95,7 @@ def _extreme_index(
     If ``dim`` is None, return the flat index of the extreme of all elements.
     """
     if dim is None or x.rank == 0:
-        flat = t.reshape(x, (math.prod(x.shape),))
+        flat = flattened(t, x)
         index = _first_extreme(t, flat, 0, largest)
         shape = (1,) * x.rank if keepdim else ()
         return t.reshape(index, shape)
@@ -128,7 +128,7 @@ def _extreme_and_index(
     wide = _comparable(t, x)
     value = converted(t, _reduce_extreme(t, wide, axis, largest), x.dtype)
     if not keepdim:
-        value = without_axis(t, value, axis)
+        value = without_axes(t, value, [axis])
     return Selected(value, _extreme_index(t, x, dim, keepdim, largest))
 
 
@@ -382,8 +382,8 @@ def _element_at_place(
     if keepdim or x.rank == 0:
         return found
     axis = axis_of(dim, x.rank)
-    value = without_axis(t, found.values, axis)
-    return Selected(value, without_axis(t, found.indices, axis))
+    value = without_axes(t, found.values, [axis])
+    return Selected(value, without_axes(t, found.indices, [axis]))
 
 
 @lowers(aten.median.dim)
@@ -406,7 +406,7 @@ def median_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Selected:
 @lowers(aten.median.default)
 def median(t: Tosa, self: Value) -> Value:
     """[*S] -> []; the lower of two in the middle; NaN if any element is NaN"""
-    flat = t.reshape(self, (math.prod(self.shape),))
+    flat = flattened(t, self)
     return median_dim(t, flat, dim=0, keepdim=False).values
 
 
@@ -444,7 +444,7 @@ def bucketize(
     t: Tosa, self: Value, boundaries: Value, out_int32: bool, right: bool
 ) -> Value:
     """[*S], boundaries [K] -> [*S]; int64 or int32"""
-    flat = t.reshape(self, (math.prod(self.shape),))
+    flat = flattened(t, self)
     count = _count_before(t, boundaries, flat, right, out_int32)
     return t.reshape(count, self.shape)
 

@@ -15,7 +15,7 @@ from ..builder import Tosa
 from ..geometry.window import framed
 from ..registry import lowers
 from .conv import concatenated
-from .shape import slice_axis
+from .shape import expanded, replace_axis, slice_axis
 
 aten = torch.ops.aten
 
@@ -41,13 +41,6 @@ def constant_pad_nd(t: Tosa, self: Value, pad: Sequence[int], value: float) -> V
     return framed(t, self, frame, value)
 
 
-def _repeated(t: Tosa, x: Value, axis: int, count: int) -> Value:
-    """x [*A,1,*B] -> [*A,count,*B], repeated along ``axis``."""
-    multiples = [1] * x.rank
-    multiples[axis] = count
-    return t.tile(x, multiples)
-
-
 def _elements_before(t: Tosa, x: Value, axis: int, count: int, mode: str) -> Value:
     """Return the ``count`` elements that ``mode`` puts before x along ``axis``."""
     if mode == "reflect":
@@ -55,7 +48,7 @@ def _elements_before(t: Tosa, x: Value, axis: int, count: int, mode: str) -> Val
         return t.reverse(slice_axis(t, x, axis, 1, count), axis)
     if mode == "replicate":
         outermost = slice_axis(t, x, axis, 0, 1)
-        return _repeated(t, outermost, axis, count)
+        return expanded(t, outermost, replace_axis(x.shape, axis, count))
     # "circular": the end of the axis
     return slice_axis(t, x, axis, x.shape[axis] - count, count)
 
@@ -67,7 +60,7 @@ def _elements_after(t: Tosa, x: Value, axis: int, count: int, mode: str) -> Valu
         return t.reverse(slice_axis(t, x, axis, last - count, count), axis)
     if mode == "replicate":
         outermost = slice_axis(t, x, axis, last, 1)
-        return _repeated(t, outermost, axis, count)
+        return expanded(t, outermost, replace_axis(x.shape, axis, count))
     # "circular": the start of the axis
     return slice_axis(t, x, axis, 0, count)
 

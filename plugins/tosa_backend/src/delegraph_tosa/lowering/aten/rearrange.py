@@ -17,7 +17,7 @@ from ...ir.dynamic_sizes import is_dynamic, largest, smallest
 from ...ir.graph import Value
 from ...ir.types import DType, Type
 from ..builder import Tosa
-from ..geometry.layout import axis_of, pair
+from ..geometry.layout import axis_of, flattened, pair
 from ..geometry.positions import numbered, picked, rearranged
 from ..geometry.window import framed, spread
 from ..promotion import converted
@@ -85,7 +85,7 @@ def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Va
     is rotated
     """
     if not dims:
-        flat = t.reshape(self, (math.prod(self.shape),))
+        flat = flattened(t, self)
         rolled = _rolled(t, flat, shifts[0], axis=0)
         return t.reshape(rolled, self.shape)
     if self.rank == 0:
@@ -232,7 +232,9 @@ def col2im(
     padding: Pairs,
     stride: Pairs,
 ) -> Value:
-    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]; inverse of im2col"""
+    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]; puts the
+    windows of im2col back, and adds their elements where they overlap
+    """
     kernel_height, kernel_width = pair(kernel_size)
     dilation_y, dilation_x = pair(dilation)
     padding_y, padding_x = pair(padding)
@@ -374,8 +376,8 @@ def _replaced(t: Tosa, x: Value, src: Value, positions: Any) -> Value:
     sources = numbered(x.shape).ravel()
     sources[positions.ravel()] = sources.size + np.arange(positions.size)
     src = converted(t, src, x.dtype)
-    flat_x = t.reshape(x, (math.prod(x.shape),))
-    flat_src = t.reshape(src, (math.prod(src.shape),))
+    flat_x = flattened(t, x)
+    flat_src = flattened(t, src)
     joined = t.concat([flat_x, flat_src], 0)
     return t.reshape(picked(t, joined, 0, sources), x.shape)
 

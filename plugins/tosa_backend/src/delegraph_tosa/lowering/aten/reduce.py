@@ -16,7 +16,7 @@ from ..promotion import converted
 from ..registry import lowers
 from .cast import to_torch
 from .elementwise import product
-from .shape import slice_axis
+from .shape import slice_axis, without_axes
 
 aten = torch.ops.aten
 Dims = Sequence[int] | int | None
@@ -36,12 +36,6 @@ def reduced(
     for axis in axes:
         y = reduce(y, axis)
     return y if keepdim else without_axes(t, y, axes)
-
-
-def without_axes(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
-    """Return x without ``axes``, which all have size 1."""
-    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
-    return t.reshape(x, kept)
 
 
 def axes_of(dims: Dims, rank: int) -> list[int]:

@@ -22,7 +22,7 @@ from ...ir.dynamic_sizes import exceeds
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
-from ..geometry.layout import axis_of
+from ..geometry.layout import axis_of, flattened
 from ..promotion import converted
 from ..ranges.index_bounds import each_axis, elements, positions
 from ..ranges.value_ranges import range_of_type
@@ -36,9 +36,8 @@ from .index import (
     ranked_pair,
     rows_of,
     shape_along,
-    without_axis,
 )
-from .shape import expanded
+from .shape import expanded, without_axes
 
 aten = torch.ops.aten
 inf = math.inf
@@ -117,7 +116,7 @@ def index_matches(t: Tosa, x: Value, axis: int, index: Value) -> Value:
 
 def _is_named(t: Tosa, matches: Value, axis: int) -> Value:
     """``index_matches`` [*A,K,W,*B] -> bool [*A,K,*B]: whether any index is k"""
-    return without_axis(t, t.reduce_any(matches, axis + 1), axis + 1)
+    return without_axes(t, t.reduce_any(matches, axis + 1), [axis + 1])
 
 
 def combined(
@@ -151,7 +150,7 @@ def combined(
     # the neutral number
     chosen = t.select(matches, values, _neutral(t, combination, x))
     result = combination.reduce_axis(t, chosen, axis + 1)
-    result = without_axis(t, result, axis + 1)
+    result = without_axes(t, result, [axis + 1])
     if include_self:
         # the index may be smaller than x along other axes: only the corner of x that
         # begins at 0 is written
@@ -173,7 +172,7 @@ def _count(t: Tosa, matches: Value, axis: int, dtype: DType) -> Value:
     """``index_matches`` [*A,K,W,*B] -> [*A,K,*B]: how many indices are k"""
     one = t.constant(1, dtype, (1,) * matches.rank)
     count = t.reduce_sum(t.select(matches, one, 0), axis + 1)
-    return without_axis(t, count, axis + 1)
+    return without_axes(t, count, [axis + 1])
 
 
 def _wide_type(dtype: DType) -> DType:
@@ -420,7 +419,7 @@ def put(t: Tosa, self: Value, index: Value, source: Value, accumulate: bool) -> 
     """self [*S], index [*I], source [*I] -> [*S]; an index into self as if it had one
     axis
     """
-    flat = t.reshape(self, (math.prod(self.shape),))
+    flat = flattened(t, self)
     values = t.reshape(source, index.shape)
     return t.reshape(index_put(t, flat, [index], values, accumulate), self.shape)
 

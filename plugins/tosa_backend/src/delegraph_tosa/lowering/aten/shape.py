@@ -90,6 +90,12 @@ def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
     return t.reshape(self, (*self.shape[:axis], 1, *self.shape[axis:]))
 
 
+def without_axes(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
+    """Return x without ``axes``, which all have size 1."""
+    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    return t.reshape(x, kept)
+
+
 def _squeezed(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
     """Return x without those of ``axes`` that have size 1.
 

@@ -16,7 +16,8 @@ from ..promotion import converted
 from ..registry import lowers
 from .cast import to_torch
 from .elementwise import sqrt
-from .reduce import axes_of, reduced, without_axes
+from .reduce import axes_of, reduced
+from .shape import without_axes
 
 aten = torch.ops.aten
 inf = math.inf

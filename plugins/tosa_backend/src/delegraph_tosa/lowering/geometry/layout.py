@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ...ir.graph import Value
@@ -63,6 +64,11 @@ def axis_of(dim: int, rank: int) -> int:
     if rank == 0:
         return 0
     return dim % rank
+
+
+def flattened(t: Tosa, x: Value) -> Value:
+    """Return all elements of x along a single axis."""
+    return t.reshape(x, (math.prod(x.shape),))
 
 
 def batched(t: Tosa, x: Value, rank: int) -> Value:

@@ -10,6 +10,7 @@ import numpy as np
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
+from .layout import flattened
 
 LARGEST = 1 << 20
 """The most positions of one GATHER: they are a constant in the file."""
@@ -47,7 +48,7 @@ def picked(t: Tosa, x: Value, axis: int, positions: Any) -> Value:
 
 def rearranged(t: Tosa, x: Value, positions: Any) -> Value:
     """x [*S], numpy ``positions`` [*P], flat indices into x -> [*P]"""
-    flat = t.reshape(x, (math.prod(x.shape),))
+    flat = flattened(t, x)
     return picked(t, flat, 0, positions)
 
 
