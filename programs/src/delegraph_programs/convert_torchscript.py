@@ -1,4 +1,4 @@
-"""Turns modules of TorchScript into modules that torch.export takes."""
+"""Converts modules of TorchScript to modules that torch.export takes."""
 
 from __future__ import annotations
 
@@ -24,22 +24,30 @@ def module_of_torchscript(
 
 
 class _Converter(TS2EPConverter):
-    """torch's converter, without its export, which would make all sizes dynamic."""
+    """torch's converter, without its export, which would make all sizes dynamic.
+
+    ``module``: the result of ``convert``.
+    """
 
     module: GraphModule
 
     def retrace_as_exported_program(
         self, gm: GraphModule, name_to_constant: dict[str, Any]
     ) -> Any:
+        """Keep the converted module ``gm`` instead of exporting it.
+
+        ``convert`` calls this at its end. It reads only ``state_dict`` of the result.
+        """
         script: Any = self.ts_model
         output = gm.graph.output_node()
         schema = script.forward.schema
         output.args = (_as_tuples(output.args[0], schema.returns[0].type),)
-        # The graph of TorchScript calls the input x "x.1". The first argument is self.
+        # Name inputs as ``forward`` does: TorchScript calls x "x.1" in the graph. The
+        # first argument of the schema is self.
         inputs = gm.graph.find_nodes(op="placeholder")
         for node, argument in zip(inputs, schema.arguments[1:], strict=False):
             node.target = argument.name
-            node._rename(argument.name)  # to another name if a call has this one
+            node._rename(argument.name)  # with a number, if a call has this name
         gm.recompile()
         self.module = gm
         return SimpleNamespace(state_dict=script.state_dict())

@@ -1,4 +1,4 @@
-"""The protocol of delegates: modules with a graph that this package does not run."""
+"""The protocol by which this package recognizes delegates in a graph."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.fx import GraphModule
 
 @runtime_checkable
 class Opaque(Protocol):
-    """A module that a graph calls and that is not part of the graph."""
+    """A delegate: a module that a graph calls as a whole."""
 
     @property
     def inner(self) -> GraphModule:
-        """Return the graph that the module computes, for analyses."""
+        """Return the graph that the delegate computes."""
 
     @property
     def keeps_state(self) -> bool:

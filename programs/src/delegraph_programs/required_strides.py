@@ -1,17 +1,17 @@
 """Finds values that must have their recorded strides, and rearranges them.
 
-Kernels on the host return the recorded strides; delegates may return others. This is
-visible to operators that read memory or its order (``as_strided``, random numbers,
-custom operators). Delegates compiled for the recorded strides and the caller see it,
-too. One scan of the graph finds these values before the first call, so that calls
-rearrange no others.
+Kernels on the host return the recorded strides; delegates may return others. Operators
+that read memory or its order see the difference: ``as_strided``, random numbers, custom
+operators. So do the caller, and delegates that were compiled for the recorded strides.
+One scan of the graph finds these values before the first call, so that calls rearrange
+no others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -21,29 +21,30 @@ from torch.fx import GraphModule, Node
 from .delegate_protocol import Opaque
 from .errors import Unsupported
 from .exported_program import output_node, user_inputs
-from .operator_schema import is_view, overloads
+from .memory_overlap import extent
+from .operator_schema import is_view, may_be_random, overloads
 from .reachable_nodes import reachable
 from .source_line import source_of
+from .symbolic_sizes import are_static
 
-aten = torch.ops.aten
 WINDOWS = overloads("as_strided.default _reshape_alias.default")
-"""Views that show memory by place."""
+"""Views with elements at given places in memory, whatever the strides of the operand."""
 COPIES_BY_PLACE = overloads(
     "as_strided_copy.default as_strided_scatter.default _reshape_alias_copy.default"
 )
-"""Operators that read memory by place, as such views do, and return a new tensor."""
-READ_MEMORY = (
+"""Operators that read or write places in memory, as such views do, and return a copy."""
+_READ_MEMORY = (
     WINDOWS | COPIES_BY_PLACE | overloads("sym_stride.int sym_storage_offset.default")
 )
-"""Operators with results that depend on the strides of their operands."""
+"""Operators that read the memory, strides or offset of their first operand."""
 NEED_PACKED = overloads("view.dtype view_as_complex.default")
 """Views that need adjacent elements in the last dimension, and so refuse some strides.
 """
 _VALUES_ONLY = frozenset({"aten", "prims", "quantized_decomposed", "torchao"})
 """Namespaces of operators that ignore strides, except those listed above.
 
-Custom operators may read memory. Copies before operators of torchao would hide from
-backends that a layer has quantized operands.
+Custom operators may read memory, so they are not listed. Operators of torchao are
+listed, because a copy before them would hide quantized operands from backends.
 """
 
 
@@ -62,16 +63,16 @@ class Layout:
 
     @classmethod
     def of(cls, val: Any, with_offset: bool = False) -> Layout | None:
-        """Return the layout of the recorded value ``val``; None if it is no strided
-        tensor, or is symbolic and not dense.
+        """Return the layout of the recorded value ``val``.
 
-        ``offset`` is recorded if ``with_offset`` is set and the offset is not symbolic.
+        None if it is no strided tensor, or has symbolic strides and is not dense. With
+        ``with_offset``, the layout has the offset, unless it is symbolic.
         """
         if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
             return None
         start = val.storage_offset() if with_offset else None
         offset = start if isinstance(start, int) else None
-        if all(isinstance(s, int) for s in val.stride()):
+        if are_static(val.stride()):
             return cls(tuple(val.stride()), offset=offset)
         order = dense_order(val)
         return None if order is None else cls(None, order, offset)
@@ -92,11 +93,10 @@ class Layout:
 
 
 def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions of a dense tensor, innermost first; None if the tensor is
-    not dense.
+    """Return the dimensions of a dense tensor, innermost first; None if it has gaps.
 
-    Symbolic sizes are compared by their text, because comparing their values would fix
-    them.
+    An example is (1, 0) for strides (3, 1). Symbolic sizes are compared by their text,
+    because comparing their values would fix them.
     """
     order: list[int] = []
     # the stride of the next dimension: the number of elements inside of it
@@ -119,26 +119,26 @@ def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def arrange(value: Any, layout: Layout) -> Any:
-    """Return ``value`` with the strides of ``layout``, and its offset unless that is
-    None.
+    """Return ``value``, or a view or copy of it, with the strides of ``layout``.
 
-    Returns ``value`` itself or a view of its memory where that is possible, else a
-    copy.
+    The result has the offset of ``layout``, too, unless that is None. It is a copy only
+    if elements must move.
     """
     strides = layout.strides_for(value.shape)
     if value.stride() == strides and (
         layout.offset is None or value.storage_offset() == layout.offset
     ):
         return value
-    # only strides of dimensions of size 1 differ: they move no element, so a view of
-    # the same memory will do
     if layout.offset is None and same_strides(value, strides):
         return value.as_strided(value.shape, strides)
     return _copy_with_strides(value, strides, layout.offset or 0)
 
 
 def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Return whether ``strides`` move no element; dimensions of size 1 do not matter."""
+    """Return whether a tensor with ``strides`` has each element at the same place.
+
+    Strides of dimensions of size 1 may differ.
+    """
     sizes = zip(value.shape, value.stride(), strides, strict=True)
     return not value.numel() or all(
         size == 1 or have == want for size, have, want in sizes
@@ -150,17 +150,12 @@ def _copy_with_strides(
 ) -> torch.Tensor:
     """Return a copy of ``value`` in new memory, with these strides and this offset.
 
-    Recorded elements that share memory are equal. If those of ``value`` differ, as a
-    caller's may, it is made dense.
+    With a stride of 0, elements share a place in memory, and must be equal. If those of
+    ``value`` differ, as a caller's may, a contiguous copy is returned instead.
     """
     whole = value
-    extent = 0  # how many places in memory the elements span, gaps included
-    if value.numel():
-        extent = 1 + sum(
-            (size - 1) * stride
-            for size, stride in zip(value.shape, strides, strict=True)
-        )
-    copy = value.new_empty(offset + extent).as_strided(value.shape, strides, offset)
+    places = extent(value.shape, strides) if value.numel() else 0
+    copy = value.new_empty(offset + places).as_strided(value.shape, strides, offset)
     target = copy
     # along a dimension of stride 0, all elements share one place in memory: write it
     # once
@@ -177,12 +172,13 @@ def _copy_with_strides(
 def result_layouts(
     module: GraphModule, state: Collection[Node] = (), outward: bool = False
 ) -> dict[Node, Layout]:
-    """Return the required layout of each value that a stride-dependent call reads.
+    """Return the layout of each value that must have its recorded one.
 
-    There are two kinds. Delegates and calls with subgraphs may return other strides
-    than the recorded ones. Their results need a layout if a reader depends on them. Any
-    other call may do so if another kernel replaces the recorded one. Its result needs a
-    layout if an operator such as ``as_strided`` reads the memory of that result itself.
+    Delegates and calls with subgraphs may return other strides than the recorded ones.
+    Their results need a layout if a reader, a call that depends on strides, depends on
+    them. Other calls return other strides only if another kernel replaces the recorded
+    one. Their results need a layout if an operator such as ``as_strided`` reads the
+    memory of that result itself.
 
     ``outward``: the graph's outputs count as read. ``state``: the graph's inputs that
     are copies of the program's buffers. Raises Unsupported if an operator reads memory
@@ -190,15 +186,14 @@ def result_layouts(
     """
     readers = [n for n in module.graph.nodes if _holds_inside(n, module, sees_layout)]
     ends = [*readers, output_node(module.graph)] if outward else readers
-    # every value on which a reader depends
     read = reachable(ends, lambda node: node.all_input_nodes)
-    wanted = {n for n in read if _is_opaque_result(n)}  # the first kind
+    wanted = {n for n in read if _is_opaque_result(n)}
     for reader in readers:
-        if reader.target in READ_MEMORY:
+        if reader.target in _READ_MEMORY:
             root = memory_root(reader.all_input_nodes[0])
             _check_memory(reader, root, state)
             if root.op == "call_function":
-                wanted.add(root)  # the second kind
+                wanted.add(root)
     layouts = {n: Layout.of(n.meta.get("val"), with_offset=True) for n in wanted}
     return {n: layout for n, layout in layouts.items() if layout is not None}
 
@@ -206,18 +201,19 @@ def result_layouts(
 def subgraph_layouts(
     owner: Node, subgraph: GraphModule, known: Mapping[Node, Layout]
 ) -> dict[Node, Layout]:
-    """Return ``result_layouts`` of ``subgraph``, which the ``get_attr`` node ``owner``
-    fetches.
+    """Return ``result_layouts`` of ``subgraph``.
 
-    ``known``: ``result_layouts`` of the graph that ``owner`` is in.
+    ``owner``: the ``get_attr`` node that fetches it. ``known``: ``result_layouts`` of
+    the graph that ``owner`` is in.
     """
-    # If the results of a call are read, the outputs of its subgraph count as read. The
-    # call, or a node that unpacks one of its results, then has a layout in ``known``.
+    # The outputs of the subgraph count as read in two cases. In the first case, a
+    # result of the call is read: the call, or a node that unpacks the result, has a
+    # layout.
     results_are_read = any(
         call in known or any(r in known for r in call.users) for call in owner.users
     )
-    # If a call in the subgraph depends on strides, they count as well: the outputs of
-    # one iteration of a loop are the inputs of the next.
+    # In the second case, a call in the subgraph depends on strides: the outputs of one
+    # iteration of a loop are the inputs of the next one.
     strides_are_read = any(
         _holds_inside(n, subgraph, sees_layout) for n in subgraph.graph.nodes
     )
@@ -225,11 +221,10 @@ def subgraph_layouts(
 
 
 def output_layouts(program: ExportedProgram) -> list[Layout | None]:
-    """Return the recorded layout of each output that depends on a delegate or on a call
-    with subgraphs.
+    """Return the recorded layout of each output that may get other strides, or None.
 
-    None for other outputs, which have eager's strides anyway, and for outputs that are
-    no strided tensors.
+    Such an output depends on a delegate or on a call with subgraphs. All others have
+    eager's strides anyway.
     """
     dependent: set[Node] = set()
     for node in program.graph.nodes:
@@ -255,45 +250,56 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
     inputs = set(user_inputs(program))
     pinned: dict[Node, Node] = {}
     seen: set[tuple[Node, bool]] = set()
-    # Walk from each reader of memory to the inputs. ``waiting``: (node that the walk
-    # has reached, reader, computed). ``computed``: the memory that is read may belong
-    # to a computed value. That is so if a call between node and reader is no view, or
-    # if the reader is a delegate or has a subgraph.
-    waiting: list[tuple[Node, Node, bool]] = []
+    # Walk from each reader of memory to the inputs.
+    waiting: list[_Step] = []
     for reader in module.graph.nodes:
-        if _holds_inside(reader, module, lambda node: node.target in READ_MEMORY):
+        if _holds_inside(reader, module, lambda node: node.target in _READ_MEMORY):
             opaque = _is_opaque(reader)
             operands = reader.all_input_nodes
-            waiting += [(n, reader, opaque) for n in operands[: None if opaque else 1]]
+            read = operands if opaque else operands[:1]
+            waiting += [_Step(operand, reader, opaque) for operand in read]
     while waiting:
         node, reader, computed = waiting.pop()
-        if (node, computed) not in seen:
-            seen.add((node, computed))
-            if node in inputs and computed:
-                pinned.setdefault(node, reader)
-            waiting += [
-                (operand, reader, computed or not is_view(node))
-                for operand in node.all_input_nodes
-            ]
+        if (node, computed) in seen:
+            continue
+        seen.add((node, computed))
+        if node in inputs and computed:
+            pinned.setdefault(node, reader)
+        computed = computed or not is_view(node)
+        waiting += [_Step(n, reader, computed) for n in node.all_input_nodes]
     return pinned
+
+
+class _Step(NamedTuple):
+    """A node that the walk of ``pinned_inputs`` reaches from ``reader``.
+
+    ``computed``: the memory that is read may belong to a value computed from ``node``.
+    That is so if a call between the two is no view, or if the reader is a delegate or
+    has a subgraph.
+    """
+
+    node: Node
+    reader: Node
+    computed: bool
 
 
 def _holds_inside(
     node: Node, module: GraphModule, predicate: Callable[[Node], bool]
 ) -> bool:
-    """Return whether ``predicate`` holds for ``node``, or for a node of its subgraphs or
-    of its delegate.
+    """Return whether ``predicate`` holds for ``node`` or for a node inside of it.
 
-    ``module`` owns the graph of ``node``.
+    Nodes inside are those of its subgraphs or its delegate, at any depth. ``module``
+    owns the graph of ``node``.
     """
     if predicate(node):
         return True
-    # the subgraphs of a call, or its delegate, are attributes of ``module``; nodes
-    # among its operands fetch them
-    for owner in node.all_input_nodes if _is_opaque(node) else ():
-        fetched = (
-            getattr(module, str(owner.target), None) if owner.op == "get_attr" else None
-        )
+    if not _is_opaque(node):
+        return False
+    # ``get_attr`` operands fetch the subgraphs or the delegate from ``module``
+    for owner in node.all_input_nodes:
+        if owner.op != "get_attr":
+            continue
+        fetched = getattr(module, str(owner.target), None)
         inner = fetched.inner if isinstance(fetched, Opaque) else fetched
         if isinstance(inner, GraphModule) and any(
             _holds_inside(n, inner, predicate) for n in inner.graph.nodes
@@ -321,16 +327,16 @@ def sees_layout(node: Node) -> bool:
     """
     if not isinstance(node.target, OpOverload):
         return False
-    if node.target in READ_MEMORY or node.target in NEED_PACKED:
+    if node.target in _READ_MEMORY or node.target in NEED_PACKED:
         return True
-    return (
-        torch.Tag.nondeterministic_seeded in node.target.tags
-        or node.target.namespace not in _VALUES_ONLY
-    )
+    return may_be_random(node.target) or node.target.namespace not in _VALUES_ONLY
 
 
 def memory_root(value: Node) -> Node:
-    """Return the tensor that ``value`` is a view of, by schemas, or ``value`` itself."""
+    """Return the tensor that ``value`` is a view of, or ``value`` itself.
+
+    The schemas of the calls decide which of them return views.
+    """
     while is_view(value):
         value = value.all_input_nodes[0]
     return value
@@ -343,10 +349,10 @@ def _check_memory(reader: Node, root: Node, state: Collection[Node]) -> None:
     memory. Between the elements of a computed tensor with gaps, eager may have copied
     other values, which the recorded value does not show.
     """
-    has_gaps = root.op == "call_function" and dense_order(root.meta["val"]) is None
-    if (root in state or _is_opaque_result(root) or has_gaps) and not _is_covered(
-        root.meta["val"], reader.meta["val"]
-    ):
+    val = root.meta["val"]
+    has_gaps = root.op == "call_function" and dense_order(val) is None
+    lacks_other_memory = root in state or _is_opaque_result(root) or has_gaps
+    if lacks_other_memory and not _is_covered(val, reader.meta["val"]):
         text = (
             f"{reader.target} reads memory around the elements of {root.name}; a lowered"
             " program has no such memory"
@@ -364,31 +370,19 @@ def _is_covered(root: torch.Tensor, view: Any) -> bool:
     if not isinstance(view, torch.Tensor):
         return True  # the operator returns a stride or an offset
     for tensor in (root, view):
-        numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-        if not all(isinstance(n, int) for n in numbers):
+        if not are_static((*tensor.shape, *tensor.stride(), tensor.storage_offset())):
             return False
     if 0 in view.shape:
         return True  # it shows no element
     # mark the elements of ``root`` in an array that models the memory, and look whether
     # ``view`` shows others
-    memory = torch.zeros(
-        max(_end_in_memory(root), _end_in_memory(view)), dtype=torch.bool
-    )
+    ends = (t.storage_offset() + extent(t.shape, t.stride()) for t in (root, view))
+    memory = torch.zeros(max(ends), dtype=torch.bool)
     # the elements of an expanded dimension share one place: mark it once
     shape = [
         1 if stride == 0 else size
         for size, stride in zip(root.shape, root.stride(), strict=True)
     ]
     memory.as_strided(shape, root.stride(), root.storage_offset()).fill_(True)
-    return bool(
-        memory.as_strided(view.shape, view.stride(), view.storage_offset()).all()
-    )
-
-
-def _end_in_memory(val: torch.Tensor) -> int:
-    """Return the place in memory behind the last element of a tensor that has elements."""
-    last = sum(
-        (size - 1) * stride
-        for size, stride in zip(val.shape, val.stride(), strict=True)
-    )
-    return int(val.storage_offset() + last + 1)
+    shown = memory.as_strided(view.shape, view.stride(), view.storage_offset())
+    return bool(shown.all())

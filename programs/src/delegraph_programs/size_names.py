@@ -1,6 +1,4 @@
-"""Readable names for torch's size symbols, such as ``s77``, or ``u0`` for
-data-dependent sizes.
-"""
+"""Replaces torch's symbols for sizes, such as ``s77``, by names that users know."""
 
 from __future__ import annotations
 
@@ -22,16 +20,16 @@ def named(text: object, nodes: list[Node]) -> str:
 
 
 def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
-    """Return symbol -> the name of its Dim, or of the first input size: ``x.size(0)``.
+    """Return symbol -> the name of its Dim, or else of an input's size: ``x.size(0)``.
 
-    ``nodes`` are the program's inputs, in order. A symbol without a Dim that is the
-    size of no input is left out.
+    ``nodes`` are the program's inputs, in order; the first input with that size gives
+    the name. Symbols that are neither a Dim nor such a size are left out.
     """
     mode = detect_fake_mode([n.meta.get("val") for n in nodes if n.op == "placeholder"])
     environment: Any = None if mode is None else mode.shape_env
     dims = {} if environment is None else _names_of_dims(environment)
     if environment is not None and environment.var_to_range.keys() <= dims.keys():
-        return dims  # every symbol is a Dim: looking at the inputs takes a while
+        return dims  # every symbol is a Dim, so the inputs need not be searched
     names: dict[sympy.Symbol, str] = {}
     for node in nodes:
         value = node.meta.get("val")
@@ -54,11 +52,10 @@ def _names_of_dims(environment: Any) -> dict[sympy.Symbol, str]:
         getattr(environment, "source_name_to_debug_name", {})
     )
     symbols = getattr(environment, "source_to_var", {})
-    # if all inputs have multiples of a Dim, and none the Dim itself, torch lists it by
-    # its name
+    # If all inputs have multiples of a Dim, and none the Dim itself, then the source of
+    # the Dim is its name.
     name_of_source |= {name: name for name in symbols if name.isidentifier()}
-    # ``replace`` gives the symbol that is left where torch found two symbols to be
-    # equal
+    # if torch found two symbols to be equal, ``replace`` returns the remaining one
     names = {
         environment.replace(symbols[source]): name
         for source, name in name_of_source.items()

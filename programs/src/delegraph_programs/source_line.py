@@ -31,8 +31,9 @@ _GENERATED = "<eval_with_key>"
 class Source:
     """A frame of a stack trace: file, line number, function, and the text of the line.
 
-    ``module``: the module that computes there, as ``1.frac (FractionalMaxPool2d)``; ""
-    if it is not known, and for a line of the model's own ``forward``.
+    ``module``: the path and class of the module that computes there, such as
+    ``1.frac (FractionalMaxPool2d)``. It is "" if it is not known, and for a line of the
+    model's own ``forward``.
     """
 
     file: str
@@ -54,10 +55,11 @@ class Source:
 
     @property
     def is_users(self) -> bool:
-        """Return whether the line belongs neither to torch nor to Python's library."""
+        """Whether the line belongs neither to torch nor to Python's library."""
         return _is_users(self.file)
 
     def __str__(self) -> str:
+        """Return place, function or module, and code; of torch's lines, the place."""
         if self.module and not self.is_users:
             return self.place
         return f"{self.place}, in {self.module or self.function}: {self.code}"
@@ -66,9 +68,9 @@ class Source:
 def source_of(node: Any) -> Source | None:
     """Return the user's line that ``node`` was traced from, with the module, or None.
 
-    The innermost frame of ``node.meta["stack_trace"]`` outside of torch and Python's
-    library is used. If there is none, as in an ``nn.Sequential``, it is the innermost
-    frame.
+    It is the innermost frame of ``node.meta["stack_trace"]`` that belongs neither to
+    torch nor to Python's library. If there is none, as in an ``nn.Sequential``, it is
+    the innermost frame.
     """
     source = _innermost(node.meta.get("stack_trace") or "")
     if source is None:
@@ -82,11 +84,9 @@ def first_source(nodes: Iterable[Any]) -> Source | None:
 
 
 def line_of(node: Any) -> Source | None:
-    """Return ``source_of(node)``, equal for all modules that run the same line of the
-    user's.
+    """Return ``source_of(node)``, but without the module if the line is the user's.
 
-    Amounts are added up by line: a line of a repeated block counts once, with the sum
-    of all its modules.
+    So all modules of a repeated block have equal lines, by which amounts are added up.
     """
     source = source_of(node)
     if source is None or not source.is_users:
@@ -95,10 +95,10 @@ def line_of(node: Any) -> Source | None:
 
 
 def _module_of(node: Any, names_model: bool) -> str:
-    """Return the path and the class of the innermost module that called ``node``; "" if
-    it is not known.
+    """Return the path and the class of the innermost module that called ``node``.
 
-    The model itself has no path. Its class is returned if ``names_model``, else "".
+    The model itself has no path: the result is its class if ``names_model``, else "".
+    It is "" also if the module is not known.
     """
     stack = node.meta.get("nn_module_stack")
     if not stack:
@@ -113,33 +113,30 @@ def _module_of(node: Any, names_model: bool) -> str:
 
 
 def stack_of(node: Any) -> tuple[Source, ...]:
-    """Return all frames of the stack trace of ``node``, the outermost first; empty if
-    the node has no stack trace.
+    """Return the frames of the stack trace of ``node``, the outermost first.
 
-    Frames of torch are included, those of code that torch.fx generated are not.
+    Frames of code that torch.fx generated are left out. Empty without a stack trace.
     """
     return _stack(node.meta.get("stack_trace") or "")
 
 
 @lru_cache(maxsize=1024)
 def _relative(file: str, folder: str) -> str:
-    """Return the path, relative to ``folder`` (the working directory) if inside of it."""
+    """Return the path of ``file``, relative to ``folder`` if it is inside of it."""
     inside = os.path.abspath(file).startswith(folder + os.sep)
-    return os.path.relpath(file) if inside else file
+    return os.path.relpath(file, folder) if inside else file
 
 
 @lru_cache(maxsize=4096)
 def _innermost(trace: str) -> Source | None:
-    """Return the user's line in a stack trace text, or None if no frame is usable."""
-    # without a frame of the user's, as in programs that torch itself builds, take the
-    # innermost other frame
+    """Return the frame that ``source_of`` describes, in the text of a stack trace."""
     frames = _stack(trace)
     return innermost(frames) or innermost(frames, lambda _: True)
 
 
 @lru_cache(maxsize=4096)
 def _stack(trace: str) -> tuple[Source, ...]:
-    """Return all frames of a stack trace text, except those in generated code."""
+    """Return the frames in the text of a stack trace, except those of generated code."""
     return tuple(
         Source(file, int(line), function, code.strip())
         for file, line, function, code in _FRAME.findall(trace)
@@ -149,8 +146,8 @@ def _stack(trace: str) -> tuple[Source, ...]:
 
 def _is_users(file: str) -> bool:
     """Return whether a file is neither generated, nor torch's, nor Python's library."""
-    # site-packages and dist-packages lie in the folder of Python's library: other
-    # packages count as the user's
+    # Packages count as the user's. Their folders, site-packages and dist-packages, lie
+    # in that of Python's library.
     if file.startswith(_STANDARD) and "-packages" not in file:
         return False
     return not _LIBRARY.search(file) and not file.startswith(_GENERATED)
@@ -161,8 +158,8 @@ def innermost(
 ) -> Source | None:
     """Return the last of ``frames`` in a file that ``accepts`` accepts, or None.
 
-    ``frames`` are ordered from the outermost to the innermost. By default, files are
-    accepted that belong neither to torch nor to Python's library.
+    ``frames``: the outermost first. By default, files are accepted that belong neither
+    to torch nor to Python's library.
     """
     accepted = [frame for frame in frames if accepts(frame.file)]
     return accepted[-1] if accepted else None

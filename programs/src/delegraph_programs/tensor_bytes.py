@@ -24,12 +24,10 @@ _PIECE = 1 << 20
 
 
 def why_no_bytes(tensor: torch.Tensor) -> str | None:
-    """Return why the elements of ``tensor`` cannot be read as one block of memory; None
-    if they can.
+    """Return why the elements of ``tensor`` cannot be read from its memory, or None.
 
-    Wrapper subclasses hold other tensors, or nothing, in place of elements; the reason
-    names their class. Subclasses without a ``__torch_dispatch__`` of their own have
-    elements like any tensor.
+    Wrapper subclasses, which have their own ``__torch_dispatch__``, hold other tensors
+    or nothing in place of elements. All other subclasses have elements like any tensor.
     """
     kind = type(tensor)
     if kind.__torch_dispatch__ is not _PLAIN:
@@ -58,33 +56,28 @@ def is_dense(value: Any) -> bool:
 
 @cache
 def _weights() -> np.ndarray[Any, Any]:
-    """Return random odd numbers, the same in every process."""
+    """Return the weights of ``fingerprint``: random odd numbers, always the same."""
     digests = [sha256(b"%d" % k).digest() for k in range(_ROW // 4 + 1)]
     numbers = np.frombuffer(b"".join(digests), "<i8")[:_ROW]
     return numbers | 1
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """Return a name for dtype, shape and elements of ``tensor``, equal in all
-    processes.
+    """Return a digest of dtype, shape and elements of ``tensor``, as text.
 
-    It reads all elements. It does not resist deliberate collisions: compare tensors
-    with equal names. SHA-256 of all bytes takes six times as long, which is a third of
-    lowering BERT without its compiler. So each row of words is summed with random
-    weights, modulo 2**64. Only the sums and the rest after the last row are digested.
-    The number of words is odd, because the highest bits of two words cancel out, such
-    as the signs of imaginary parts.
+    It is equal in all processes. It does not resist deliberate collisions: compare the
+    tensors if their fingerprints are equal.
     """
+    # SHA-256 of all bytes takes six times as long, which is a third of lowering BERT
+    # without its compiler. So each row of 8-byte words is summed with random weights,
+    # modulo 2**64. Only the sums and the bytes after the last row are digested. A row
+    # has an odd number of words: in the sum of an even number, the highest bits of all
+    # words could cancel out, as when all imaginary parts change their signs.
     digest = sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     for piece in memory_of(tensor.contiguous()) if tensor.numel() else ():
         end = len(piece) - len(piece) % (8 * _ROW)
-        digest.update(
-            np.einsum(
-                "ij,j->i",
-                np.frombuffer(piece[:end], "<i8").reshape(-1, _ROW),
-                _weights(),
-            )
-        )
+        rows = np.frombuffer(piece[:end], "<i8").reshape(-1, _ROW)
+        digest.update(np.einsum("ij,j->i", rows, _weights()))
         digest.update(piece[end:])
     return digest.hexdigest()
 
@@ -93,9 +86,9 @@ class State(NamedTuple):
     """A record of a tensor by ``state_of``, to detect later writes.
 
     ``version``: torch's count of writes; None for inference tensors, which have no
-    count. ``place``: address of the first element. ``size``: the number of bytes that
-    can be compared; 0 if none can. ``first`` and ``last``: the bytes at both ends of
-    these.
+    count. ``place``: address of the first element. ``size``: the bytes of the elements;
+    0 if none can be read. ``first`` and ``last``: the first and the last of these
+    bytes.
     """
 
     version: int | None
@@ -110,14 +103,13 @@ def state_of(tensor: torch.Tensor) -> State:
     """Return the state of ``tensor``, for ``is_written``, from a few of its bytes.
 
     torch counts the writes to a tensor in ``_version``. ``tensor.data`` shares the
-    memory but has a count of its own. So a write through it is seen only if the shape
-    or the bytes at either end change. The conformance kit compares all bytes.
+    memory but has a count of its own. So a write through it is detected only if the
+    shape or the bytes at either end change. The conformance kit compares all bytes.
     """
     version = None if tensor.is_inference() else tensor._version
     if not tensor.is_cpu or tensor.numel() == 0 or why_no_bytes(tensor) is not None:
         return State(version, tensor.shape)
-    # the elements of other tensors do not lie side by side: only the first can be
-    # compared
+    # if the elements do not lie side by side, only the first one is compared
     place = tensor.data_ptr()
     size = tensor.nbytes if tensor.is_contiguous() else tensor.itemsize
     sampled = min(size, _SAMPLED)
@@ -135,9 +127,11 @@ def is_written(tensor: torch.Tensor, before: State) -> bool:
     version, shape, place, size, first, last = before
     if (version is not None and tensor._version != version) or tensor.shape != shape:
         return True
-    # the elements may have moved without a change
+    # the elements may have moved to another place without a change
     if not size or tensor.data_ptr() != place:
-        return state_of(tensor)[4:] != before[4:]  # only the bytes at both ends
+        now = state_of(tensor)
+        return (now.first, now.last) != (first, last)
+    # read the bytes here, and not by ``state_of``, which takes longer
     sampled = len(first)
     return (
         _string_at(place, sampled) != first
@@ -146,11 +140,10 @@ def is_written(tensor: torch.Tensor, before: State) -> bool:
 
 
 def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of ``tensor`` in C order: one view of its memory if that is
-    possible, otherwise copied pieces.
+    """Yield the bytes of ``tensor`` in C order.
 
-    A view is possible for a contiguous tensor on the CPU. A copied piece is some rows
-    of at most _PIECE bytes together, or a single row.
+    For a contiguous tensor on the CPU, this is a single view of its memory. Other
+    tensors are copied in pieces: rows of at most _PIECE bytes together, or one row.
     """
     tensor = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     in_order = (
@@ -164,9 +157,7 @@ def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
     )
     for piece in torch.split(tensor, max(1, rows_of_a_piece)):
         elements = piece.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        # one element is contiguous whatever its stride, but can be seen as bytes at
-        # stride 1 only
-        bytes_of: Any = (
-            elements.as_strided(elements.shape, (1,)).view(torch.uint8).numpy()
-        )
-        yield memoryview(bytes_of)
+        # a single element may have any stride, but a view as bytes needs stride 1
+        packed = elements.as_strided(elements.shape, (1,))
+        as_bytes: Any = packed.view(torch.uint8).numpy()
+        yield memoryview(as_bytes)

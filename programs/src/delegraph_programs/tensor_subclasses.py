@@ -18,13 +18,13 @@ from .errors import InputError
 from .exported_program import (
     CONSTANT_KINDS,
     add_constant,
-    constant_tensor,
+    constant_tensors,
     copy_program,
-    placeholders,
 )
 from .source_line import source_of
 
-_PART = torch.ops.export.access_subclass_inner_tensor.default
+_READ_PART = torch.ops.export.access_subclass_inner_tensor.default
+"""The operator that reads a part: its arguments are a subclass and the part's name."""
 _UNWRAP = "torch._functorch._aot_autograd.subclass_parametrization.unwrap_tensor_subclass_parameters(model)"
 
 
@@ -38,19 +38,22 @@ def unwrap_subclasses(program: ExportedProgram) -> ExportedProgram:
     if not _wrapped(program):
         return program
     program = copy_program(program)
-    wrapped = _wrapped(program)  # also gets the parts that are subclasses themselves
+    tensors = _wrapped(program)
+    # in graph order, because a part may be a subclass and have parts itself
     for node in program.graph.nodes:
-        if node.target is _PART and node.args[0] in wrapped:
-            wrapped[node] = operator.attrgetter(node.args[1])(wrapped[node.args[0]])
-    # (parameter, its part) -> the constant, which several calls may read
-    plain: dict[tuple[str, str], Node] = {}
-    for node, tensor in reversed(wrapped.items()):
+        if node.target is _READ_PART and node.args[0] in tensors:
+            whole, part = node.args
+            tensors[node] = operator.attrgetter(part)(tensors[whole])
+    # several calls may read one part: (subclass, name of the part) -> its constant
+    constants: dict[tuple[str, str], Node] = {}
+    # users first, because a node with users cannot be erased
+    for node, tensor in reversed(tensors.items()):
         if node.op == "call_function" and not is_traceable_wrapper_subclass(tensor):
             whole, part = node.args
             key = (str(whole), str(part))
-            if key not in plain:
-                plain[key] = add_constant(program, tensor.detach(), "_".join(key))
-            node.replace_all_uses_with(plain[key])
+            if key not in constants:
+                constants[key] = add_constant(program, tensor.detach(), "_".join(key))
+            node.replace_all_uses_with(constants[key])
         for user in node.users:
             raise _used_whole(node, tensor, user)
         program.graph.erase_node(node)
@@ -62,25 +65,15 @@ def unwrap_subclasses(program: ExportedProgram) -> ExportedProgram:
 
 def _wrapped(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     """Return placeholder -> tensor, for subclasses that contain other tensors."""
-    constants = (
-        (n, constant_tensor(program, s))
-        for n, s in placeholders(program)
-        if s.kind in CONSTANT_KINDS
-    )
-    return {
-        n: tensor for n, tensor in constants if is_traceable_wrapper_subclass(tensor)
-    }
+    tensors = constant_tensors(program).items()
+    return {n: tensor for n, tensor in tensors if is_traceable_wrapper_subclass(tensor)}
 
 
 def _used_whole(node: Node, tensor: torch.Tensor, user: Node) -> InputError:
+    """Return the error for ``user``, which takes a subclass and not one of its parts."""
     text = (
         f"{node.name} is a {type(tensor).__name__}, and torch.export has not traced the"
         " tensors in it"
     )
-    return InputError(
-        "input-invalid",
-        text,
-        user,
-        source_of(user),
-        f"call {_UNWRAP} before the export",
-    )
+    hint = f"call {_UNWRAP} before the export"
+    return InputError("input-invalid", text, user, source_of(user), hint)

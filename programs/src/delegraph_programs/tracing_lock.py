@@ -17,10 +17,10 @@ class ForkSafeLock:
     """A re-entrant lock around work that a fork may interrupt.
 
     If a process forks while another thread holds the lock, no thread of the new process
-    will ever release it. ``work`` describes the activity of a thread that holds the
-    lock ("lowering"). The fork leaves that work half done, so acquiring the lock in the
-    new process raises a DelegraphError instead of waiting forever. If ``work`` is None,
-    the guarded data is consistent at any moment, and the new process gets a free lock.
+    will ever release it. ``work`` describes what the thread does with the lock, such as
+    "lowering". The fork leaves that work half done, so acquiring the lock in the new
+    process raises a DelegraphError instead of waiting forever. If ``work`` is None, the
+    guarded data is consistent at any moment, and the new process gets a free lock.
     """
 
     def __init__(self, work: str | None = None) -> None:
@@ -31,10 +31,10 @@ class ForkSafeLock:
         _locks.add(self)
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Return acquire the lock; returns False if it is held by another thread and
-        ``blocking`` is false.
+        """Acquire the lock; return whether this thread has it.
 
-        Raises DelegraphError in a process that was forked in the middle of the work.
+        If another thread has it and ``blocking`` is false, the result is False. Raises
+        DelegraphError in a process that was forked in the middle of the work.
         """
         if self._torn:
             text = (
@@ -67,8 +67,7 @@ class ForkSafeLock:
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
-            # another thread held the lock, and that thread does not exist in this
-            # process
+            # another thread held it, which does not exist in this process
             self._torn = self._work is not None
             self._lock = threading.RLock()
 
@@ -88,10 +87,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 TRACING = ForkSafeLock("lowering")
 """The lock of the one thread that lowers or traces.
 
-It is released while thread-safe backends compile. torch's tracers keep their state in
-the process. A trace in one thread removes the modes of a torch.export in another one,
-and restores them for good after that has ended. Plugins trace as well, mostly without
-knowing it.
+torch's tracers keep their state in the process. A trace in one thread removes the modes
+of a torch.export in another thread, and restores them for good after that export has
+ended. Plugins trace as well: many functions of torch do. The lock is released while
+thread-safe backends compile.
 """
 
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -101,8 +100,8 @@ _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_sha
 def unlogged(names: Sequence[str] = _LOGGERS) -> Iterator[None]:
     """Drop warnings and errors of the loggers ``names`` inside a ``with`` block.
 
-    By default these are torch's loggers of calls that fail under fake tensors: the
-    caller reports such failures itself.
+    The default loggers report calls that fail under fake tensors. Callers of this
+    function report such failures themselves.
     """
     loggers = [logging.getLogger(name) for name in names]
     # a new object for each block: a logger adds the same filter only once
@@ -117,5 +116,5 @@ def unlogged(names: Sequence[str] = _LOGGERS) -> Iterator[None]:
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
-    """Return a filter that keeps records below the level WARNING."""
+    """Return whether a record is below the level WARNING."""
     return record.levelno < logging.WARNING

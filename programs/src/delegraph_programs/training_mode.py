@@ -23,7 +23,7 @@ from .operator_schema import bound_arguments
 from .source_line import source_of
 
 _MODES = ("train", "training", "use_input_stats", "dropout_p")
-"""Names of arguments for training mode: True, or a probability above 0."""
+"""Arguments that are True, or a probability above 0, in training mode."""
 
 
 def training_note(program: ExportedProgram) -> str | None:
@@ -35,12 +35,11 @@ def training_note(program: ExportedProgram) -> str | None:
     source = source_of(calls[0])
     where = f" (first at {source.place})" if source else ""
     names = ", ".join(f"{count} x {name}" for name, count in counted.items())
-    text = (
+    return (
         f"exported in training mode{where}: {names} drop values at random, or normalize"
         " by the statistics of their batch; call model.eval() before"
         " torch.export.export, unless training is intended"
     )
-    return text
 
 
 def _is_in_training(node: Node) -> bool:
@@ -50,11 +49,12 @@ def _is_in_training(node: Node) -> bool:
     arguments = bound_arguments(node)
     if not any(arguments.get(name) for name in _MODES):
         return False
-    # A norm without running statistics uses those of the batch in evaluation, too. A
-    # dropout with probability 0 (``p``, ``dropout``) is the same in both modes. So is
-    # an LSTM with such a dropout between its layers.
-    by_batch = "running_mean" in arguments and arguments["running_mean"] is None
-    return not by_batch and arguments.get("dropout", arguments.get("p")) != 0
+    # A norm without running statistics uses those of the batch in evaluation, too.
+    if "running_mean" in arguments and arguments["running_mean"] is None:
+        return False
+    # With probability 0, a dropout is the same in both modes. Dropouts call the
+    # probability ``p``; recurrent layers, with a dropout between layers, ``dropout``.
+    return arguments.get("dropout", arguments.get("p")) != 0
 
 
 @cache
@@ -64,20 +64,18 @@ def _has_mode(op: OpOverload) -> bool:
 
 
 def reads_mode(module: torch.nn.Module) -> bool:
-    """Return whether the code of a module reads its ``training``.
+    """Return whether the code of a module reads its attribute ``training``.
 
     True for dropout, for norms, and for a module that passes ``self.training`` to a
     function; not for a wrapper around such modules. True also for a ScriptModule,
     because its code cannot be read.
     """
-    if isinstance(module, torch.jit.ScriptModule):
+    kind: Any = type(module)
+    if isinstance(module, torch.jit.ScriptModule) or _class_reads_mode(kind):
         return True
     # an object may have a ``forward`` of its own in place of its class's
-    instance_forward = getattr(vars(module).get("forward"), "__code__", None)
-    kind: Any = type(module)
-    return _class_reads_mode(kind) or (
-        instance_forward is not None and "training" in _names(instance_forward)
-    )
+    code = getattr(vars(module).get("forward"), "__code__", None)
+    return code is not None and "training" in _names(code)
 
 
 _NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}
@@ -110,9 +108,9 @@ def _code_of(function: Any) -> CodeType | None:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names in a code object and in functions defined in it.
+    """Yield the names and strings in a code object and in functions defined in it.
 
-    Its strings as well, because ``getattr`` takes names as strings.
+    Strings, because ``getattr`` takes names as strings.
     """
     yield from code.co_names
     for constant in code.co_consts:
