@@ -1,1 +1,1 @@
-"""Decompositions: operators that no backend takes become calls of other operators."""
+"""Replaces calls that no backend takes by calls of simpler operators."""

@@ -23,10 +23,11 @@ def decompose_calls(
 ) -> ExportedProgram:
     """Decompose the calls for which ``keeps`` is false, step by step to core ATen.
 
-    ``program`` comes from ``normalize``: its graph is changed. ``keeps`` is called for
-    each call that has a decomposition, also inside another decomposition. ``whole``:
-    operators about which ``keeps`` is called even where torch would decompose them by
-    itself. Equal calls are traced once. Returns the program with the new graph.
+    Changes the graph of ``program``, which comes from ``normalize``; returns the
+    program with the new graph. ``keeps`` is called for each call that has a
+    decomposition, also for calls inside of another decomposition. ``whole``: composite
+    operators about which ``keeps`` is called, too; torch decomposes all others by
+    itself while it traces. Equal calls are traced once.
     """
     with TRACING:
         return _CallDecomposer(keeps, frozenset(whole)).decompose(program)
@@ -51,10 +52,10 @@ class _CallDecomposer:
 
     def _decompose_call(self, node: Node) -> None:
         """Replace ``node`` by its decomposition, and its parts by theirs."""
-        how = to_core(node.target)
-        if how is None or self._keeps(node):
+        decompose = to_core(node.target)
+        if decompose is None or self._keeps(node):
             return
-        decomposition = self._tracer.decompose(node, how, self._whole)
+        decomposition = self._tracer.decompose(node, decompose, self._whole)
         if decomposition is None:
             return
         inlining = Inlining(node, decomposition)

@@ -1,8 +1,8 @@
 """Tables of decompositions: torch's own, and the few entries that they lack.
 
-``to_core`` leads, step by step, to core ATen, the operators that every host has.
-``beyond_core`` also decomposes those, which pays only for a backend that takes all of
-the result.
+``to_core`` leads, step by step, to core ATen, PyTorch's small set of operators, which
+every host has. ``beyond_core`` also decomposes operators of core ATen. That pays only
+if a backend takes all calls of the result.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from torch import SymInt, Tensor
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
+
+from ..operator_schema import may_be_random
 
 aten = torch.ops.aten
 Decompose = Callable[..., Any]
@@ -36,7 +38,7 @@ def _core_aten_table() -> Mapping[Any, Decompose]:
 
     ``OpOverload.decompose`` decomposes composites. torch's public function adds them to
     the table by a search of all operators, which takes a tenth of a second. It is used
-    only if torch has no longer the private function without that search.
+    only if a new torch lacks the private function without that search.
     """
     make: Any = getattr(
         torch._decomp,
@@ -50,26 +52,25 @@ def _core_aten_table() -> Mapping[Any, Decompose]:
 def to_core(op: Any) -> Decompose | None:
     """Return the function that computes ``op`` by operators nearer to core ATen.
 
-    None if there is none, or if ``op`` is core ATen. None also if it must stay whole:
-    it writes, or needs data or random numbers.
+    None if there is none, or if ``op`` is core ATen. None also if ``op`` must stay
+    whole: it writes, or needs data or random numbers.
     """
     if op in _ADDED_TO_CORE:
         return _ADDED_TO_CORE[op]
     if not _may_be_decomposed(op) or torch.Tag.core in op.tags:
         return None
-    # torch's Python kernel comes before ``decompose``, which would call the entry of a
-    # table, and so itself
-    python = op.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
-    return _core_aten_table().get(
-        op, python or (op.decompose if is_composite(op) else None)
-    )
+    if op in _core_aten_table():
+        return _core_aten_table()[op]
+    # before ``decompose``, which looks into the table of the trace and so calls itself
+    in_python = op.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return in_python or (op.decompose if is_composite(op) else None)
 
 
 @cache
 def beyond_core(op: Any) -> Decompose | None:
     """Return the function that computes ``op`` by simpler operators, or None.
 
-    It exists only for operators that ``to_core`` leaves whole.
+    None also if ``to_core`` decomposes ``op``.
     """
     if op in _BEYOND:
         return _BEYOND[op]
@@ -91,17 +92,18 @@ def is_composite(op: Any) -> bool:
 
 def _may_be_decomposed(op: Any) -> bool:
     """Return whether an operator is pure, without data or random numbers."""
-    if (
-        not isinstance(op, OpOverload)
-        or op._schema.is_mutable
-        or _DATA_DEPENDENT & set(op.tags)
-    ):
+    if not isinstance(op, OpOverload) or op._schema.is_mutable:
+        return False
+    if _DATA_DEPENDENT & set(op.tags):
         return False
     # these draw random numbers only for dropout, which they do not apply in eval mode
-    only_for_dropout = (
-        op._schema.name in RECURRENT or "scaled_dot_product" in op._schema.name
-    )
-    return torch.Tag.nondeterministic_seeded not in op.tags or only_for_dropout
+    only_for_dropout = op._schema.name in RECURRENT or is_attention(op)
+    return only_for_dropout or not may_be_random(op)
+
+
+def is_attention(op: Any) -> bool:
+    """Return whether ``op`` is scaled dot-product attention, in any of torch's forms."""
+    return isinstance(op, OpOverload) and "scaled_dot_product" in op._schema.name
 
 
 def _batch_norm(
@@ -126,11 +128,8 @@ def _batch_norm(
             inference(input, weight, bias, running_mean, running_var, momentum, eps)
         )
     if running_mean is None:
-        return tuple(
-            aten._native_batch_norm_legit.no_stats(
-                input, weight, bias, True, momentum, eps
-            )
-        )
+        by_batch = aten._native_batch_norm_legit.no_stats
+        return tuple(by_batch(input, weight, bias, True, momentum, eps))
     raise NotImplementedError(
         "batch norm that writes its running statistics has no functional decomposition"
     )
@@ -190,11 +189,11 @@ def _var(
     correction: Any = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """Return the mean squared distance from the mean, with a corrected count.
+    """Return the variance: the sum of squared distances from the mean, over a divisor.
 
-    The divisor is the count minus ``correction`` (None: 1). ``dim`` None or empty: over
-    all dimensions. Raises NotImplementedError for complex numbers, and if the divisor
-    is not positive.
+    The divisor is the count of elements minus ``correction`` (None: 1). ``dim`` None or
+    empty: over all dimensions. Raises NotImplementedError for complex numbers, and if
+    the divisor is not positive.
     """
     if self.is_complex():
         raise NotImplementedError("a variance of complex numbers is not supported")
@@ -236,9 +235,9 @@ def _group_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize each group of channels of each sample, then scale and shift by channel.
 
-    ``input`` has N samples of C channels with HxW elements each. Returns the result.
-    Returns also the mean and the reciprocal of the standard deviation of each group,
-    both of shape [N, group].
+    ``input`` has N samples of C channels with HxW elements each. Returns the result,
+    and of each group the mean and the reciprocal of the standard deviation, both of
+    shape [N, group].
     """
     rows = aten.view.default(input, [N, group, -1])
     var, mean = _var_mean(rows, [2], correction=0, keepdim=True)
@@ -255,7 +254,7 @@ def _group_norm(
 
 
 def _any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """Return whether any element along ``dim`` is true, by a maximum of ones and zeros."""
+    """Return whether any element along ``dim`` is true: the largest of 0 and 1 is 1."""
     is_true = self if self.dtype is torch.bool else self != 0
     ones = aten.to.dtype(is_true, torch.float32)
     largest: Tensor = aten.amax.default(ones, [dim], keepdim)

@@ -1,4 +1,4 @@
-"""Inserts a decomposition before a call; it can be undone until it is committed."""
+"""Inserts a decomposition before a call, so that it can replace the call or be undone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _NOT_INHERITED = frozenset({"val", "tensor_meta", "delegation_tag"})
 
 
 def _results(*values: Any) -> tuple[Any, ...]:
-    """Return the target of the node ``Inlining._anchor``.
+    """Use results until ``commit``: the target of the node ``Inlining._anchor``.
 
-    It uses the results until ``commit``: without users, the calls that compute them
-    would count as dead code.
+    Without a user, the calls that compute the results would count as dead code.
     """
     return values
 
@@ -29,9 +28,9 @@ class Inlining:
     ``commit`` replaces ``node``, and ``undo`` removes the inserted calls. These have
     the debug handle and the source of ``node``; ``meta["decomposed_from"]`` names the
     operators that they come from, outermost first. Calls that only unused results need
-    are not inserted. ``calls`` are the inserted calls, without those that only unpack
-    results. They are between ``_previous`` and ``_anchor``, a node that uses the
-    results until ``commit``.
+    are not inserted. ``calls``: the inserted calls, without those that only unpack
+    results. ``_previous``: the node before the inserted ones. ``_anchor``: the node
+    after them, which uses the results until ``commit``.
     """
 
     def __init__(self, node: Node, decomposition: Decomposition) -> None:
@@ -42,7 +41,8 @@ class Inlining:
         self._previous = node.prev
         self.single = decomposition.single
         results = decomposition.results
-        used: set[Any] = {0}  # the positions of the results with users
+        # the positions of the results with users
+        used: set[Any] = {0}
         if not self.single:
             used = {u.args[1] for u in node.users if u.target is operator.getitem}
         needed = decomposition.needed_for(r for k, r in enumerate(results) if k in used)
@@ -51,10 +51,10 @@ class Inlining:
             for call in decomposition.calls:
                 if call in needed:
                     copies[call] = self._copy(call, copies)
-            # an unused result is replaced by None, since it may not have been copied
+            # None for an unused result, since its call may not have been copied
             values = [r if k in used else None for k, r in enumerate(results)]
-            operands_of_anchor = map_arg(tuple(values), copies.__getitem__)
-            self._anchor = self.graph.call_function(_results, operands_of_anchor)
+            new_results = map_arg(tuple(values), copies.__getitem__)
+            self._anchor = self.graph.call_function(_results, new_results)
 
     def _copy(self, call: Node, copies: dict[Node, Node]) -> Node:
         """Return a copy of one call of the decomposition with metadata of ``node``."""
@@ -70,7 +70,10 @@ class Inlining:
         return copy
 
     def inserted(self) -> Iterator[Node]:
-        """Yield the nodes inserted for ``node``, and nodes that replaced these."""
+        """Yield the nodes that stand for ``node`` now.
+
+        If an inserted call was decomposed itself, its parts are among them.
+        """
         node = self._previous.next
         while node is not self._anchor:
             yield node

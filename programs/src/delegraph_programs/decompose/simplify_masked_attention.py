@@ -1,4 +1,7 @@
-"""Simplifies attention with a known mask that hides no row completely."""
+"""Simplifies the decomposition of attention if every query is known to see a key.
+
+The scores of a query are a row. If the mask hides a whole row, eager returns zeros.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +25,23 @@ def _softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
     return torch.softmax(self, dim, dtype)
 
 
-SEEN_ROWS: Mapping[OpOverload, Any] = MappingProxyType(
+PLAIN_SOFTMAX: Mapping[OpOverload, Any] = MappingProxyType(
     {aten._safe_softmax.default: _softmax}
 )
-"""The softmax of attention if no row of scores is hidden completely.
+"""Decompositions for attention without hidden rows.
 
-torch's decomposition gives zeros for hidden rows. To find them, it makes four calls on
-all scores.
+torch's own decomposition makes four calls on all scores to find hidden rows.
 """
-
-
-def is_attention(op: Any) -> bool:
-    """Return whether ``op`` is scaled dot-product attention, in any of torch's forms."""
-    return isinstance(op, OpOverload) and "scaled_dot_product" in op._schema.name
 
 
 def sees_every_row(node: Node, constants: ConstantValues | None) -> bool:
     """Return whether every query of the attention ``node`` is known to see a key.
 
     That is so without a mask, and with a causal one, which lets each position see the
-    first key. A float mask hides a key if its value there is at most half of the
-    dtype's smallest number: a score plus such a number may overflow to minus infinity.
-    ``constants`` has the values of masks; if it is None, no mask is known.
+    first key. Otherwise the mask must be one of ``constants``; None if there are none.
+    A bool mask is True for visible keys. A float mask is added to the scores. It hides
+    a key with half of the dtype's smallest number or less, since the sum may overflow
+    to minus infinity.
     """
     mask = bound_arguments(node).get("attn_mask")
     if not isinstance(mask, Node):

@@ -1,8 +1,8 @@
-"""Decomposes convolutions with symbolic sizes, which torch cannot always trace.
+"""Decomposes convolutions with symbolic sizes to ``aten.convolution``, without a trace.
 
-To find strides, torch's trace compares a symbolic size of the result with 1. It may
-also write the size in another way than it was recorded. The operators of the
-decomposition are the same for all sizes, and the value is the recorded one.
+torch's trace can fail: to find strides, it compares a symbolic size of the result with
+1. It may also write the size in another way than it was recorded. A trace is not
+needed, because the operators are the same for all sizes, and the result is recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from ..operator_schema import bound_arguments
 
 aten = torch.ops.aten
-_FORWARD: dict[Any, int] = {
+_PLAIN: dict[Any, int] = {
     aten.conv1d.default: 1,
     aten.conv1d.padding: 1,
     aten.conv2d.default: 2,
@@ -25,6 +25,7 @@ _FORWARD: dict[Any, int] = {
     aten.conv3d.default: 3,
     aten.conv3d.padding: 3,
 }
+"""Operator -> the number of dimensions that it convolves."""
 _TRANSPOSED: dict[Any, int] = {
     aten.conv_transpose1d.default: 1,
     aten.conv_transpose2d.input: 2,
@@ -34,9 +35,10 @@ _TRANSPOSED: dict[Any, int] = {
 
 
 class _Settings(NamedTuple):
-    """The arguments of ``aten.convolution`` after the bias.
+    """The arguments of ``aten.convolution`` after the bias, and ``extra``.
 
-    ``extra``: zeros to add to the image first, in the form that ``pad`` takes.
+    ``extra``: zeros to add to the image before the convolution, as
+    ``constant_pad_nd`` takes them; empty for none.
     """
 
     stride: list[int]
@@ -49,25 +51,25 @@ class _Settings(NamedTuple):
 
 
 def convolution_of_any_size(node: Node, mode: Any) -> Graph | None:
-    """Return the decomposition of a convolution; None for any other call.
+    """Return the graph of a convolution's decomposition; None for any other call.
 
-    Its value is the one that was recorded for ``node``. ``mode``: the fake tensor mode
-    of the recorded values.
+    ``mode``: the fake tensor mode of the recorded values.
     """
-    dimensions = _FORWARD.get(node.target) or _TRANSPOSED.get(node.target)
+    dimensions = _PLAIN.get(node.target) or _TRANSPOSED.get(node.target)
     if dimensions is None:
         return None
     given = bound_arguments(node)
     operands = [given["input"], given["weight"], given["bias"]]
     nodes = [operand for operand in operands if isinstance(operand, Node)]
     recorded = [operand.meta.get("val") for operand in (*nodes, node)]
-    if len(set(nodes)) != len(nodes) or not all(
-        isinstance(val, torch.Tensor) for val in recorded
-    ):
+    if not all(isinstance(val, torch.Tensor) for val in recorded):
+        return None
+    # each operand needs a placeholder of its own
+    if len(set(nodes)) != len(nodes):
         return None
     settings = _settings(node, given, dimensions)
     graph = Graph()
-    copies: dict[Any, Any] = {None: None}
+    copies: dict[Any, Any] = {None: None}  # the bias may be None
     for operand in nodes:
         copies[operand] = graph.placeholder(operand.name)
         copies[operand].meta["val"] = operand.meta["val"]
@@ -102,17 +104,19 @@ def convolution_of_any_size(node: Node, mode: Any) -> Graph | None:
 def _add(
     graph: Graph, op: OpOverload, args: tuple[Any, ...], val: torch.Tensor
 ) -> Node:
+    """Append a call with the recorded value ``val`` to ``graph``."""
     node = graph.create_node("call_function", op, args, {}, op.overloadpacket.__name__)
     node.meta["val"] = val
     return node
 
 
 def _padded(image: Node, settings: _Settings) -> torch.Tensor:
-    """Return the value of ``image``, padded at the end by ``extra``.
+    """Return a fake tensor of the size of ``image`` after padding by ``extra``.
 
-    Padding the fake tensor would fix its sizes.
+    Padding the fake tensor of ``image`` itself would fix its sizes.
     """
     val = image.meta["val"]
+    # ``extra`` has (before, after) for each dimension, the last dimension first
     behind = reversed(settings.extra[1::2])
     spatial = [size + added for size, added in zip(val.shape[2:], behind, strict=True)]
     padded: torch.Tensor = val.new_empty([*val.shape[:2], *spatial])
@@ -134,13 +138,14 @@ def _settings(node: Node, given: dict[str, Any], dimensions: int) -> _Settings:
         return _Settings(stride, padding, dilation, False, zeros, groups, [])
     if given["padding"] == "valid":
         return _Settings(stride, zeros, dilation, False, zeros, groups, [])
+    # The padding "same": the convolution pads both sides equally. An odd zero is added
+    # behind. ``constant_pad_nd`` takes the last dimension first.
     kernel = given["weight"].meta["val"].shape[2:]
     total = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
-    before = [size // 2 for size in total]
-    # "same" adds an odd zero behind; ``pad`` takes the last dimension first
     extra: list[int] = []
-    for size, first in zip(reversed(total), reversed(before), strict=True):
-        extra += [0, size - 2 * first]
+    for zeros_of_dimension in reversed(total):
+        extra += [0, zeros_of_dimension % 2]
+    before = [zeros_of_dimension // 2 for zeros_of_dimension in total]
     return _Settings(stride, before, dilation, False, zeros, groups, extra)
 
 

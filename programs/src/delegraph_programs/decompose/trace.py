@@ -1,6 +1,6 @@
-"""Traces one call under fake tensors, to find the operators of its decomposition.
+"""Traces a call under fake tensors, to find the operators of its decomposition.
 
-Results are kept by the signature of the call.
+Decompositions are kept, so that equal calls are traced once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._export.utils import _check_valid_to_preserve, _special_op_to_preserve_cia
 from torch._guards import detect_fake_mode
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx import Graph, Node
@@ -32,21 +32,31 @@ from torch.utils import _pytree as pytree
 from ..compute_constant_calls import ConstantValues, constants_of
 from ..functionalize.writes import functionalize
 from ..interpolation_scale_factors import why_factor_undecided
-from ..operator_schema import is_random
+from ..operator_schema import is_random, may_be_random
 from ..reachable_nodes import reachable
 from ..source_line import source_of
+from ..symbolic_sizes import are_static, comparable
 from ..tracing_lock import unlogged
-from .decomposition_tables import RECURRENT, Decompose, is_composite, to_core
-from .simplify_masked_attention import SEEN_ROWS, is_attention, sees_every_row
+from .decomposition_tables import (
+    RECURRENT,
+    Decompose,
+    is_attention,
+    is_composite,
+    to_core,
+)
+from .simplify_masked_attention import PLAIN_SOFTMAX, sees_every_row
 from .symbolic_convolution import convolution_of_any_size
 
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Decompose]
+"""Operator -> the function that a trace calls in its place."""
 _IDENTITIES = frozenset(
     {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
 )
 LINEAR = frozenset({aten.linear.default})
-"""Operators that traces keep whole by default: the only composite in recurrent layers.
+"""The composite operators that traces keep whole by default.
+
+Recurrent layers are made of it, and many backends take it whole.
 """
 _DEPENDS_ON_SIZES = (
     "torch decomposes it in different ways for different sizes, which are known at run"
@@ -55,7 +65,7 @@ _DEPENDS_ON_SIZES = (
 
 
 class Untraceable(Exception):
-    """A decomposition that cannot replace its call; the message explains why."""
+    """A call has no decomposition that can replace it; the message explains why."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +96,15 @@ class Decomposition:
 
     def needed_for(self, results: Iterable[Any]) -> set[Node]:
         """Return the calls on which ``results`` depend."""
-        needed = reachable(
-            (r for r in results if isinstance(r, Node)),
-            lambda node: node.all_input_nodes,
-        )
+        nodes = [r for r in results if isinstance(r, Node)]
+        needed = reachable(nodes, lambda node: node.all_input_nodes)
         return needed.difference(self.placeholders)
 
     def can_replace(self, node: Node) -> bool:
         """Return whether the results have the dtypes and shapes of those of ``node``.
 
         If ``node`` returns several results, all of its users must be calls of
-        ``getitem``. Only results that one of them unpacks are compared.
+        ``getitem``. Results that no user unpacks are not compared.
         """
         val: Any = node.meta.get("val")
         if self.single:
@@ -104,8 +112,10 @@ class Decomposition:
         if not isinstance(val, (list, tuple)) or len(val) != len(self.results):
             return False
         for user in node.users:
-            k: Any = user.args[1] if user.target is operator.getitem else None
-            if not isinstance(k, int) or not _is_alike(val[k], self.results[k]):
+            if user.target is not operator.getitem:
+                return False
+            k: Any = user.args[1]
+            if not _is_alike(val[k], self.results[k]):
                 return False
         return True
 
@@ -113,9 +123,9 @@ class Decomposition:
 class Tracer:
     """Traces calls. Calls of equal signature are traced once.
 
-    The signature is operator, types, shapes, strides and other arguments. ``failures``:
-    why calls have no decomposition although ``to_core`` has their operator, for notes
-    in the report. ``_known``: key of a call -> its decomposition, None if it has none.
+    ``failures``: why calls have no decomposition although ``to_core`` has their
+    operator, for notes in the report. ``_known``: key of a call (its signature, and
+    how it is traced) -> its decomposition, or None if it has none.
     """
 
     def __init__(self) -> None:
@@ -125,18 +135,17 @@ class Tracer:
         self._constants: ConstantValues | None = None
 
     def begin(self, program: ExportedProgram) -> None:
-        """Set the program of the next calls; its constants may simplify decompositions."""
+        """Set the program of the next calls; a constant mask may simplify attention."""
         self._constants = ConstantValues(constants_of(program))
 
     def decompose(
         self, node: Node, how: Decompose | None, whole: frozenset[Any] = LINEAR
     ) -> Decomposition | None:
-        """Return the decomposition of ``node`` by one step of the function ``how``.
+        """Return the calls that ``how``, a function of the tables, makes for ``node``.
 
         None if ``how`` is None, or if no decomposition can replace ``node``. In the
         second case ``failures`` has the reason, if ``to_core`` has the operator.
-        Operators in ``whole`` stay whole in it, even if torch would decompose them by
-        itself.
+        Composite operators in ``whole`` stay whole; torch decomposes all others.
         """
         if how is None:
             return None
@@ -148,9 +157,10 @@ class Tracer:
             graph = convolution_of_any_size(node, _fake_mode(node))
             if graph is not None:
                 return Decomposition(graph, single=True)
-        table = self._simpler_parts(node)
-        # ``table`` is empty or ``SEEN_ROWS``, so its length identifies it
-        key = (whole, len(table), self.signature(node))
+        table: Table = {}
+        if is_attention(node.target) and sees_every_row(node, self._constants):
+            table = PLAIN_SOFTMAX
+        key = (whole, table is PLAIN_SOFTMAX, self.signature(node))
         if key not in self._known:
             try:
                 self._known[key] = self._trace_for_signature(node, how, whole, table)
@@ -165,39 +175,21 @@ class Tracer:
             return None
         return decomposition
 
-    def _simpler_parts(self, node: Node) -> Table:
-        """Return decompositions that replace torch's inside of ``node``.
-
-        They are empty except for attention. If every query is known to see a key, the
-        softmax of attention can be simpler.
-        """
-        if is_attention(node.target) and sees_every_row(node, self._constants):
-            return SEEN_ROWS
-        return {}
-
     def signature(self, node: Node) -> Hashable:
         """Return everything that the decomposition of ``node`` may depend on, as a key.
 
         It has the operator, the mode of the fake tensors, the structure of the
-        arguments, types, and literal values. It shows which operands are the same node
-        (``x * x``).
+        arguments, types, shapes, strides and literal values.
         """
         flat, structure = pytree.tree_flatten((node.args, node.kwargs))
-        # number the operands by first occurrence: (0, 0) for ``x * x``, (0, 1) for ``x
-        # * y``
+        # the operands, numbered by first occurrence: (0, 0) for ``x * x``, (0, 1) for
+        # ``x * y``
         numbers: dict[Node, int] = {}
-        same = tuple(
-            numbers.setdefault(leaf, len(numbers))
-            for leaf in flat
-            if isinstance(leaf, Node)
+        numbered = tuple(
+            numbers.setdefault(operand, len(numbers)) for operand in operands(node)
         )
-        return (
-            node.target,
-            id(_fake_mode(node)),
-            str(structure),
-            same,
-            *(_key_of(leaf) for leaf in flat),
-        )
+        keys = tuple(map(_key_of, flat))
+        return node.target, id(_fake_mode(node)), str(structure), numbered, keys
 
     def _trace_for_signature(
         self, node: Node, how: Decompose, whole: frozenset[Any], table: Table
@@ -212,23 +204,23 @@ class Tracer:
                 "the program does not record the types and shapes of its operands and"
                 " results"
             )
-        # torch's decomposition of a recurrent layer leaves the dropout between its
-        # layers out
+        # torch's decomposition of a recurrent layer omits the dropout between its layers
         if is_random(node):
             raise Untraceable(
                 "it draws random numbers for its dropout; call model.eval() before the"
                 " export"
             )
-        # a guard that the trace adds means that the decomposition is right for some
-        # sizes only
+        # if the trace adds a guard, the decomposition is right for some sizes only
         before = _count_guards(mode)
         decomposition = _trace(node, how, mode, whole, table)
         if _count_guards(mode) != before:
             raise Untraceable(_DEPENDS_ON_SIZES)
         for call in decomposition.calls:
-            # a call that draws random numbers may only be there if the next step
-            # decomposes it
-            if _is_random(call) and self.decompose(call, to_core(call.target)) is None:
+            # random operators, such as a dropout of probability 0, are right only if
+            # they are decomposed in the next step
+            if may_be_random(call.target) and not self.decompose(
+                call, to_core(call.target)
+            ):
                 raise Untraceable(
                     f"its decomposition draws random numbers ({call.target})"
                 )
@@ -241,56 +233,40 @@ def _fake_mode(node: Node) -> Any:
 
 
 def _key_of(leaf: Any) -> Hashable:
-    """Return the part of a key for one argument of a call.
-
-    Python takes 1, 1.0 and True for equal, and operators do not, so the key has the
-    type of a literal.
-    """
+    """Return the part of a signature for one argument of a call."""
     if isinstance(leaf, float):
         # as text, because NaN does not equal itself, and 0.0 equals -0.0
         return float, str(leaf)
     if not isinstance(leaf, Node):
+        # with the type, because 1 equals 1.0 and True
         return type(leaf), leaf
     val = leaf.meta.get("val")
     if not isinstance(val, torch.Tensor):
         return "number", type(val), str(val)
     strides_and_offset = None
     if val.layout is torch.strided:
-        strides_and_offset = (_sizes(val.stride()), str(val.storage_offset()))
-    return val.dtype, _sizes(val.shape), strides_and_offset, val.device, val.layout
-
-
-def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
-    """Return sizes or strides in a comparable form, symbolic ones as text.
-
-    Comparing the values of symbolic sizes would fix them.
-    """
-    return tuple(d if isinstance(d, int) else str(d) for d in sizes)
-
-
-def _is_random(node: Node) -> bool:
-    """Return whether torch tags the operator of a call as possibly random."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        strides_and_offset = (comparable(val.stride()), str(val.storage_offset()))
+    return val.dtype, comparable(val.shape), strides_and_offset, val.device, val.layout
 
 
 def _is_alike(val: Any, result: Any) -> bool:
-    """Return whether ``val`` has the dtype and shape recorded for ``result``.
+    """Return whether ``val`` has the dtype and shape of the node ``result``.
 
     False if one of them is no tensor.
     """
     new = result.meta.get("val") if isinstance(result, Node) else None
     if not isinstance(val, torch.Tensor) or not isinstance(new, torch.Tensor):
         return False
-    return val.dtype == new.dtype and _sizes(val.shape) == _sizes(new.shape)
+    return val.dtype == new.dtype and comparable(val.shape) == comparable(new.shape)
 
 
 def _count_guards(mode: Any) -> int:
-    """Return how many conditions on symbolic sizes torch has recorded so far.
-
-    A replacement makes two symbols equal, or a symbol a number.
-    """
+    """Return how many conditions on symbolic sizes torch has recorded so far."""
     env = mode.shape_env
-    return 0 if env is None else len(env.guards) + len(env.replacements)
+    if env is None:
+        return 0
+    # a replacement makes two symbols equal, or a symbol a number
+    return len(env.guards) + len(env.replacements)
 
 
 def _trace(
@@ -298,20 +274,21 @@ def _trace(
 ) -> Decomposition:
     """Trace one step of the decomposition by ``how``; raise Untraceable if that fails.
 
-    Operators that ``how`` calls stay whole, unless ``table`` decomposes them, or torch
-    does by itself because they are not in ``whole``. ``mode``: the fake tensor mode of
-    the recorded values.
+    ``whole``: the composite operators that torch shall not decompose by itself.
+    ``table``: decompositions of operators that ``how`` calls. ``mode``: the fake tensor
+    mode of the recorded values.
     """
     call = _as_function(node, how)
     vals = _recorded_values(node)
-    single: list[bool] = []  # filled by ``flat``: whether the call returned one value
     recorded: Any = node.meta.get("val")
+    single = True  # whether the call returns one value; ``flat`` finds it out
 
     def flat(*values: Any) -> tuple[Any, ...]:
         """Return the call's results as a flat tuple, with the recorded strides."""
+        nonlocal single
         returned = call(*values)
-        single.append(not isinstance(returned, (list, tuple)))
-        results = (returned,) if single[-1] else tuple(returned)
+        single = not isinstance(returned, (list, tuple))
+        results = (returned,) if single else tuple(returned)
         wanted = recorded if isinstance(recorded, (list, tuple)) else (recorded,)
         return tuple(map(_give_strides, results, wanted))
 
@@ -321,7 +298,7 @@ def _trace(
         no_new_guards = mode.shape_env.error_on_new_guards()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, about its own code
+            warnings.simplefilter("ignore")  # torch warns about its own code
             with (
                 mode,
                 torch.no_grad(),
@@ -340,7 +317,7 @@ def _trace(
             f" {str(e).strip()[:200] or type(e).__name__}"
         ) from e
     _make_usable(graph, mode)
-    return Decomposition(graph, single[-1])
+    return Decomposition(graph, single)
 
 
 def operands(node: Node) -> list[Node]:
@@ -356,11 +333,9 @@ def operands(node: Node) -> list[Node]:
 
 
 def _recorded_values(node: Node) -> list[Any]:
-    """Return the recorded values of the operands of ``node``, a separate object for
-    each.
+    """Return the recorded values of the operands, another object for each operand.
 
-    Tracers identify operands by object, and calls with the same decomposition share
-    recorded values.
+    Tracers identify operands by object, but two nodes may share one recorded value.
     """
     values: dict[Node, Any] = {}
     seen: set[int] = set()
@@ -378,41 +353,31 @@ def _give_strides(result: Any, wanted: Any) -> Any:
     A later view may depend on them. The result is unchanged if the strides are equal or
     symbolic, or if the two are not tensors of equal rank.
     """
-    comparable = (
-        isinstance(result, torch.Tensor)
-        and isinstance(wanted, torch.Tensor)
-        and result.dim() == wanted.dim()
-    )
-    if not comparable or _strides_of(result) == _strides_of(wanted):
+    if not isinstance(result, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+        return result
+    if result.dim() != wanted.dim() or _strides_of(result) == _strides_of(wanted):
         return result
     strides: Any = wanted.stride()
-    if not all(isinstance(s, int) for s in strides):
-        return result  # comparing symbolic strides would fix them
-    # a contiguous copy with the outermost dimension first, with the dimensions then put
-    # back in order
+    if not are_static(strides):
+        return result  # sorting symbolic strides would fix them
+    # permute so that the outermost dimension in memory is the first, copy contiguously,
+    # permute back
     outer_first = sorted(range(result.dim()), key=lambda d: -strides[d])
     inverse = [outer_first.index(d) for d in range(result.dim())]
-    return (
-        result.permute(outer_first)
-        .clone(memory_format=torch.contiguous_format)
-        .permute(inverse)
-    )
+    packed = result.permute(outer_first).clone(memory_format=torch.contiguous_format)
+    return packed.permute(inverse)
 
 
-def _strides_of(tensor: torch.Tensor) -> list[str]:
-    """Return strides as text, to compare them, without those of dimensions of size 1."""
-    return [
-        str(s)
-        for s, d in zip(tensor.stride(), tensor.shape, strict=True)
-        if not (isinstance(d, int) and d == 1)
-    ]
+def _strides_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return strides in a comparable form, without those of dimensions of size 1."""
+    dimensions = zip(tensor.stride(), comparable(tensor.shape), strict=True)
+    return comparable(stride for stride, size in dimensions if size != 1)
 
 
 def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:
     """Return a function that calls ``how`` with the arguments of ``node``.
 
-    Its parameters are the operands. An operand that the call passes twice is two
-    parameters.
+    Its parameters are the values of ``operands(node)``.
     """
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [k for k, leaf in enumerate(flat) if isinstance(leaf, Node)]
@@ -431,9 +396,9 @@ def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:
 
 
 def _plain_list(argument: Any) -> Any:
-    """Return a list of the graph, which is read-only, as a plain list.
+    """Return a copy of a list, and any other argument unchanged.
 
-    Decompositions may write their lists. Other arguments are unchanged.
+    Lists of a graph are read-only, and decompositions may write their lists.
     """
     return list(argument) if isinstance(argument, list) else argument
 
@@ -446,12 +411,10 @@ def _avoid_cpu_libraries(node: Node) -> Iterator[None]:
     uses nnpack depending on the batch size, and fails if that is symbolic. For other
     calls, the block does nothing.
     """
-    recurrent = (
-        isinstance(node.target, OpOverload) and node.target._schema.name in RECURRENT
-    )
-    if not recurrent and not any(
-        _is_dynamic(operand.meta["val"]) for operand in operands(node)
-    ):
+    op = node.target
+    recurrent = isinstance(op, OpOverload) and op._schema.name in RECURRENT
+    dynamic = any(_is_dynamic(operand.meta["val"]) for operand in operands(node))
+    if not recurrent and not dynamic:
         yield
         return
     nnpack: Any = torch.backends.nnpack
@@ -461,16 +424,14 @@ def _avoid_cpu_libraries(node: Node) -> Iterator[None]:
 
 def _is_dynamic(val: Any) -> bool:
     """Return whether a recorded value is a tensor with a symbolic size."""
-    return isinstance(val, torch.Tensor) and not all(
-        isinstance(d, int) for d in val.shape
-    )
+    return isinstance(val, torch.Tensor) and not are_static(val.shape)
 
 
 @contextmanager
 def _leave_whole(operators: Collection[Any]) -> Iterator[None]:
-    """Keep calls of the composite ``operators`` in traces inside of this block.
+    """Let traces in this block see calls of those ``operators`` that are composite.
 
-    Otherwise torch decomposes them before a tracer sees them.
+    Without it, torch decomposes composite operators before a tracer sees them.
     """
     composites = [
         op for op in operators if is_composite(op) and _check_valid_to_preserve(op)
@@ -478,11 +439,9 @@ def _leave_whole(operators: Collection[Any]) -> Iterator[None]:
     if not composites:
         yield
         return
-    with _override_composite_implicit_decomp(
-        dict.fromkeys(composites, _special_op_to_preserve_cia)
-    ):
-        with enable_python_dispatcher():
-            yield
+    preserved = dict.fromkeys(composites, _special_op_to_preserve_cia)
+    with _override_composite_implicit_decomp(preserved), enable_python_dispatcher():
+        yield
 
 
 def _make_usable(graph: Graph, mode: Any) -> None:
@@ -492,10 +451,10 @@ def _make_usable(graph: Graph, mode: Any) -> None:
     """
     graph.eliminate_dead_code()
     for node in graph.nodes:
-        if _is_random(node) and to_core(node.target) is None:
+        if may_be_random(node.target) and to_core(node.target) is None:
             raise Untraceable(f"its decomposition draws random numbers ({node.target})")
     mutations = functionalize(graph)
-    # a last value: it writes to one of its arguments
+    # ``last_value`` has the placeholders that are written
     if mutations.unproven or mutations.last_value:
         reasons = "; ".join(r.text for r in mutations.unproven) or "an argument"
         raise Untraceable(f"its decomposition writes in place ({reasons})")
@@ -510,16 +469,14 @@ def _make_usable(graph: Graph, mode: Any) -> None:
 
 
 def _expect_aten(graph: Graph) -> None:
-    """Raise Untraceable for higher-order calls, calls of ``prims``, and other nodes."""
+    """Raise Untraceable if a node calls anything but ATen operators and functions."""
     for node in graph.nodes:
-        higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
-        if node.op not in ("placeholder", "call_function", "output") or higher_order:
+        target = node.target
+        is_known = node.op in ("placeholder", "call_function", "output")
+        is_prim = isinstance(target, OpOverload) and target.namespace == "prims"
+        if not is_known or is_prim or isinstance(target, HigherOrderOperator):
             raise Untraceable(
-                f"its decomposition calls {node.target}, which is no ATen operator"
-            )
-        if isinstance(node.target, OpOverload) and node.target.namespace == "prims":
-            raise Untraceable(
-                f"its decomposition needs {node.target}, which is no ATen operator"
+                f"its decomposition calls {target}, which is no ATen operator"
             )
 
 
@@ -531,8 +488,9 @@ def _replace_by_call(node: Node, mode: Any) -> None:
     """
     module: Any = node.graph.owning_module
     tensor: Any = getattr(module, str(node.target))
+    # a fake tensor keeps the real tensor of a number that it was made of
     if hasattr(tensor, "fake_mode"):
-        tensor = getattr(tensor, "constant", None)  # the number that it was made of
+        tensor = getattr(tensor, "constant", None)
     if not isinstance(tensor, torch.Tensor) or tensor.dim():
         raise Untraceable(
             "its decomposition makes a constant tensor with several elements"
