@@ -1,1 +1,1 @@
-"""Step ``normalize``: an exported program in functional form, without retracing it."""
+"""Makes exported programs functional, without retracing them."""

@@ -1,14 +1,16 @@
 """Finds the views of each tensor that a program writes.
 
 A write has to reach everything that shares the memory, and nothing else, so the answer
-must be exact. Most tensors are never written, so only few need an answer. First, values
-that *may* share memory are joined into families, by the alias annotations of schemas
+must be exact. It has two steps:
+
+First, values that *may* share memory are joined into families, by the schemas of calls
 and by the storages of the recorded fake values. Neither is enough alone: a program that
 was loaded from a file has lost its storages, and the schemas of some composite
-operators declare no aliases. Then each member of a written family is classified. It is
-a separate tensor, a second name of another member, or a view of another member by a
-known call. If that cannot be shown, the write is ``Unproven``, and torch has to retrace
-the program.
+operators declare no aliases.
+
+Then each member of a family with a written tensor is classified. It is a separate
+tensor, a second name of another member, or a view of another member by a known call. If
+that cannot be shown, ``Unproven`` is raised, and torch has to retrace the program.
 """
 
 from __future__ import annotations
@@ -43,9 +45,8 @@ class Aliases:
     """The memory relations among the members of each written family.
 
     ``source``: view -> the member that it is a view of. ``name_of``: member -> the
-    member that represents the same tensor; views and their sources represent
-    themselves. ``root_of``: member -> the tensor that all members of its family are
-    views of.
+    first member that is the same tensor, usually itself. ``root_of``: member -> the
+    tensor behind it, of which it is a view, a view of a view, or a name.
     """
 
     def __init__(
@@ -65,9 +66,7 @@ class Aliases:
         for family in families(nodes, written):
             root_in: dict[int, Node] = {}  # storage -> the root of the tensors in it
             for node in family:
-                self._enter(node)
-                # a second root in a storage is only allowed if both are names of one
-                # buffer
+                self._classify(node)
                 if not self._has_own_storage(node):
                     continue
                 for storage in storages(node.meta.get("val")):
@@ -75,21 +74,19 @@ class Aliases:
                     if root is not self.root_of[node]:
                         self._join_by_storage(node, root)
 
-    def _enter(self, node: Node) -> None:
-        """Classify ``node``: a separate tensor, a second name, or a view.
+    def _classify(self, node: Node) -> None:
+        """Record that ``node`` is a separate tensor, a second name, or a view.
 
         A view must be one of the first argument. Raises Unproven if the node shares
         memory with an argument in any other way.
         """
         # The first argument that shares memory is the base. Arguments that the schema
         # calls aliased come first: others may be in the family by chance.
-        candidates: dict[Node, None] = {}
+        candidates: list[Node] = []
         if node.op == "call_function":
-            candidates = dict.fromkeys(
-                [*aliased_arguments(node), *node.all_input_nodes]
-            )
-        entered = (n for n in candidates if n in self.root_of)
-        base = next((n for n in entered if self._shares(node, n)), None)
+            candidates = [*aliased_arguments(node), *node.all_input_nodes]
+        members = (n for n in candidates if n in self.root_of)
+        base = next((n for n in members if self._shares(node, n)), None)
         if base is None:  # a separate tensor
             self.name_of[node] = node
             self.root_of[node] = node
@@ -108,8 +105,7 @@ class Aliases:
     def _shares(self, node: Node, base: Node) -> bool:
         """Return whether ``node`` shares memory with its argument ``base``."""
         if node.target is operator.getitem:
-            # an item of a list shares memory if the list, ``base``, was entered as a
-            # view
+            # ``base`` is a list; its items are views if it was classified as a view
             return base in self.source
         if have_common_storage(node.meta.get("val"), base.meta.get("val")):
             return True
@@ -117,19 +113,16 @@ class Aliases:
             return False
         if base not in aliased_arguments(node):
             return False
-        # In-place calls and list views always share memory with an aliased argument;
-        # others are tried out.
-        return (
-            bool(effects(node.target).writes)
-            or node.target in LIST_VIEWS
-            or _shares_when_called(node, base)
-        )
+        # In-place calls and list views always share memory with an aliased argument.
+        if effects(node.target).writes or node.target in LIST_VIEWS:
+            return True
+        return _shares_when_called(node, base)
 
     def _has_own_storage(self, node: Node) -> bool:
         """Return whether the recorded value of ``node`` has the storage of its tensor."""
-        # An in-place call returns its argument. If the module replaced a buffer, torch
-        # adds a ``copy_``, and records the new tensor as its value. That tensor does
-        # not have the buffer's storage.
+        # If the module replaced a buffer, torch adds a ``copy_`` to the buffer. It
+        # records the new tensor as the value of that call, which does not have the
+        # buffer's storage.
         if effects(node.target).writes:
             return False
         # A list of tensors that are no views has no single storage; each tensor is
@@ -153,14 +146,13 @@ def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node
     """Return the groups of nodes that may share memory and have a ``written`` node.
 
     Two nodes are in one group if their recorded values have a common storage, or if one
-    is an argument that the other's operator declares as aliased. Groups are in graph
-    order.
+    is an aliased argument of the other. Groups are in graph order.
     """
     parent: dict[Node, Node] = {}
     first_with: dict[int, Node] = {}
     for node in nodes:
         parent[node] = node
-        # the first node with each of the storages; ``node`` itself, if it is the first
+        # for each of its storages, the first node with that storage
         own = storages(node.meta.get("val"))
         same_storage = [first_with.setdefault(storage, node) for storage in own]
         for related in (*same_storage, *aliased_arguments(node)):
@@ -180,7 +172,7 @@ def storages(val: Any) -> list[int]:
     Other values have none.
     """
     if isinstance(val, torch.Tensor):
-        # it was recorded inside of a vmap
+        # values that were recorded inside of a vmap are wrapped
         while torch._C._functorch.is_functorch_wrapped_tensor(val):
             val = torch._C._functorch.get_unwrapped(val)
         return [val.untyped_storage()._cdata]
@@ -195,8 +187,7 @@ def have_common_storage(val: Any, other: Any) -> bool:
 
 
 def _shares_when_called(node: Node, base: Node) -> bool:
-    """Return whether a call such as ``reshape``, which may copy, returns a view of
-    ``base``.
+    """Return whether a call that may copy, such as ``reshape``, returns a view here.
 
     The operator is called on the recorded fake values to find out.
     """
@@ -207,18 +198,19 @@ def _shares_when_called(node: Node, base: Node) -> bool:
 
 
 def _is_same_tensor(node: Node, base: Node) -> bool:
-    """Return whether ``node``, which shares memory with ``base``, is a second name of
-    it.
+    """Return whether ``node``, which shares memory with ``base``, is a second name of it.
 
     Otherwise it is a view. A second name is an in-place call that keeps the shape, or
     has the same dtype, shape, strides and offset. An item of a list of views is always
-    a view: ``base`` is the list, which has no value to compare with.
+    a view.
     """
     target: Any = node.target
     if effects(target).writes:
         changes_shape = torch.Tag.inplace_view in target.tags
         return target is aten.detach_.default or not changes_shape
-    return target is not operator.getitem and _geometry(node) == _geometry(base)
+    if target is operator.getitem:
+        return False
+    return bool(_geometry(node) == _geometry(base))
 
 
 def _geometry(node: Node) -> Any:

@@ -1,9 +1,9 @@
 """Makes the normalized copy of a program, the form that backends see.
 
-The copy is functional, has no wrappers that only switch gradients on and off, and has a
-debug handle on every call. The same holds for the subgraphs of higher-order calls. The
-caller's program is never changed. The graph is copied node by node, because a retrace
-takes longer than the export did.
+The copy is functional: no call writes to a tensor. It has no wrappers that only switch
+gradients on and off, and every call has a debug handle, a number for reports. The same
+holds for the subgraphs of higher-order calls. The caller's program is never changed.
+The graph is copied node by node, because a retrace takes longer than the export did.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..exported_program import (
     build_program,
     constant_tensor,
     copy_node,
-    has_effect,
+    erase_unused,
     name_outputs,
     output_node,
     root_call,
@@ -47,6 +47,7 @@ from ..memory_overlap import overlapping, share_memory
 from ..operator_schema import overloads
 from ..reachable_nodes import reachable
 from ..source_line import source_of
+from ..symbolic_sizes import are_static, comparable
 from ..tensor_subclasses import unwrap_subclasses
 from .aliases import have_common_storage
 from .operator_effects import aliased_arguments
@@ -61,9 +62,7 @@ _VMAP = "torch._functorch.predispatch"
 """
 _DROPPED = frozenset({aten._assert_tensor_metadata.default})
 """Assertions about types, which an exported program fixes anyway."""
-_IDENTITIES = frozenset(
-    {aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default}
-)
+_IDENTITIES = overloads("lift_fresh_copy.default detach.default alias.default")
 """Calls that return their argument, once nothing is written in place."""
 _DROPOUTS = overloads(
     "dropout.default dropout_.default feature_dropout.default feature_dropout_.default"
@@ -71,8 +70,8 @@ _DROPOUTS = overloads(
     " feature_alpha_dropout_.default"
 )
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
-"""An operator by its name, because torch knows it only once torchao is imported."""
-_CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
+"""An operator by its name, because torch has it only after torchao is imported."""
+_CASTS = overloads("to.dtype to.device to.dtype_layout")
 
 
 def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
@@ -84,6 +83,7 @@ def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     normal, unproven = _functional_copy(program, next_handles(program.graph_module))
     if not unproven:
         return normal, []
+    # the slow fallback, for programs that the copy cannot make functional
     retraced = retrace(program, unproven[0])
     normal, still_unproven = _functional_copy(
         retraced, next_handles(retraced.graph_module)
@@ -107,77 +107,64 @@ def _functional_copy(
 ) -> tuple[ExportedProgram, list[Reason]]:
     """Return a functional copy of ``program`` and its subgraphs, and an empty list.
 
-    If there is none, return a program that is not functional, and the reasons.
+    If that is not possible, return a program that is not functional, and the reasons.
     ``handles`` yields debug handles for the calls.
     """
     graph = _UnwrappedCopy(program.graph_module).graph
     _record_expanded_copies(graph)
     _record_dtypes(graph)
     use_factors_of_eager(graph)
-    # Before the writes: such a dropout returns its argument itself, so a write to its
-    # result writes the argument.
+    # Before ``functionalize``: such a dropout returns its argument itself, so a write
+    # to its result is a write to the argument.
     _replace_by_argument(graph, _is_inactive_dropout)
     obstacle = next(filter(None, map(_why_retrace, graph.nodes)), None)
     if obstacle:
         return program, [obstacle]
-    inputs = list(program.graph_signature.input_specs)
-    specs = dict(
-        zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True)
-    )
-    mutations = functionalize(
-        graph, {n for n, s in specs.items() if s.kind in CONSTANT_KINDS}
-    )
+    inputs = graph.find_nodes(op="placeholder")
+    specs = dict(zip(inputs, program.graph_signature.input_specs, strict=True))
+    state = {n for n, s in specs.items() if s.kind in CONSTANT_KINDS}
+    mutations = functionalize(graph, state)
     if mutations.unproven:
         return program, mutations.unproven
     _expect_state_apart(program, specs, mutations)
     for node in mutations.last_value:
-        # A written tensor of the model is a buffer. If the signature calls it a
-        # constant, as for a static cache of transformers, torch refuses to decompose
-        # the program.
+        # The signature may call a written tensor a constant, as for a static cache of
+        # transformers. Then torch refuses to decompose the program; a buffer may be
+        # written.
         spec = specs[node]
         if spec.kind is InputKind.CONSTANT_TENSOR:
             specs[node] = InputSpec(
                 InputKind.BUFFER, spec.arg, spec.target, persistent=False
             )
-    inputs = list(specs.values())
     outputs = _return_mutations(program, graph, specs, mutations)
     _copy_returned_literals(graph)
-    # Only now is it safe to drop calls: before, one without users could still be a
-    # write.
+    # Only now is it safe to drop calls: before, one without users could be a write.
     _replace_by_argument(graph, lambda node: node.target in _IDENTITIES)
-    for node in reversed(graph.nodes):
-        if (
-            node.op in ("call_function", "get_attr")
-            and not node.users
-            and not has_effect(node)
-        ):
-            graph.erase_node(node)
+    erase_unused(graph)
     _read_sizes_off_integers(graph)
     outputs = name_outputs(outputs, output_node(graph).args[0])  # type: ignore[arg-type]
     number_calls(graph, handles, mutations.origin)
     copy = build_program(
         program.graph_module,
         graph,
-        inputs,
+        list(specs.values()),
         outputs,
         program,
         root_call(program),
+        # torch validated the export, and validates decomposed and lowered programs
         check=False,
     )
-    # Not validated here: torch validated the export, and validates decomposed and
-    # lowered programs.
     return copy, _normalize_subgraphs(copy, handles)
 
 
 def _expect_state_apart(
     program: ExportedProgram, specs: Mapping[Node, InputSpec], mutations: Mutations
 ) -> None:
-    """Raise InputError if a written buffer shares memory with another tensor of the
-    model.
+    """Raise InputError if a write to a buffer would not reach a tensor that shares it.
 
-    Recorded values of a program that was loaded from a file no longer share storages,
-    but its buffers may. If the recorded values share one, ``functionalize`` follows the
-    write.
+    If the recorded values of the two share a storage, ``functionalize`` has followed
+    the write. In a program that was loaded from a file, the tensors may share memory,
+    but the recorded values do not.
     """
     tensors = {
         n: constant_tensor(program, s)
@@ -185,7 +172,9 @@ def _expect_state_apart(
         if s.kind in CONSTANT_KINDS
     }
     changed = mutations.last_value.keys() & tensors.keys()
-    for pair in overlapping(tensors) if changed else ():
+    if not changed:
+        return
+    for pair in overlapping(tensors):
         for written, node in (pair, pair[::-1]):
             if written not in changed or not node.users:
                 continue
@@ -208,8 +197,7 @@ def _expect_state_apart(
 def _normalize_subgraphs(
     program: ExportedProgram, handles: Iterator[int]
 ) -> list[Reason]:
-    """Replace the subgraphs of ``program`` by functional copies; return reasons of
-    failures.
+    """Replace the subgraphs of ``program`` by functional copies; return obstacles.
 
     A subgraph that writes to its inputs cannot be made functional. ``handles`` yields
     debug handles for the calls.
@@ -219,8 +207,8 @@ def _normalize_subgraphs(
     def normalize_subgraph(subgraph: ExportedProgram) -> ExportedProgram:
         """Return a functional copy of ``subgraph``, or add reasons to ``unproven``.
 
-        After a failure, subgraphs are returned unchanged, since the whole program will
-        be retraced.
+        After a failure, subgraphs are returned unchanged, since the whole program is
+        retraced.
         """
         copy, reasons = _functional_copy(subgraph, handles)
         unproven.extend(
@@ -260,7 +248,8 @@ def number_calls(
 class _UnwrappedCopy:
     """A copy of a graph without wrappers that switch gradients on or off.
 
-    ``_copies``: node -> its replacement.
+    The calls inside of a wrapper become calls of the copy. ``_copies``: node -> its
+    replacement.
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -283,11 +272,12 @@ class _UnwrappedCopy:
         """
         if node.target is _GRADIENT_WRAPPER:
             return self._inline(node, module)
-        if node.target is operator.getitem and isinstance(
-            self._copies[node.args[0]],  # type: ignore[index]
-            tuple,
-        ):
-            return self._copies[node.args[0]][node.args[1]]  # type: ignore[index]
+        if node.target is operator.getitem:
+            operand: Any = node.args[0]
+            position: Any = node.args[1]
+            results = self._copies[operand]
+            if isinstance(results, tuple):  # of a wrapper
+                return results[position]
         if node.target in _DROPPED:
             return None
         if node.op == "get_attr" and all(
@@ -300,7 +290,7 @@ class _UnwrappedCopy:
         if node.op == "output" and module is not self.graph.owning_module:
             return torch.fx.map_arg(node.args[0], lambda n: self._copies[n])
         copy = copy_node(self.graph, node, lambda n: self._copies[n])
-        # an earlier lowering may have left these: the program can be its result
+        # left by an earlier lowering, if ``program`` is its result
         for key in ("delegation_tag", LEFT):
             copy.meta.pop(key, None)
         copy.meta[EXPORTED] = node.name
@@ -328,9 +318,9 @@ def _return_mutations(
 ) -> list[OutputSpec]:
     """Let ``graph`` return the last values of the placeholders that it writes.
 
-    Returns the specs of all outputs. Their order: values that ``program`` already
-    returned to be stored, then the new ones (torch requires both in front), then the
-    user's results. ``specs``: placeholder -> its spec.
+    Returns the specs of all outputs. torch requires this order: first the mutations
+    that ``program`` already returned, then the new ones, then the user's results.
+    ``specs``: placeholder -> its spec.
     """
     old = program.graph_signature.output_specs
     old_count = sum(s.kind in MUTATIONS for s in old)
@@ -346,7 +336,7 @@ def _return_mutations(
 def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
     """Return the output spec for ``value``, the new value of the placeholder ``node``.
 
-    ``spec`` is the placeholder's spec.
+    ``spec``: the input spec of ``node``.
     """
     kinds = {
         InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
@@ -360,8 +350,8 @@ def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
 def _why_retrace(node: Node) -> Reason | None:
     """Return why ``node`` requires a retrace of the program, or None.
 
-    A retrace is needed for calls that change other calls without a trace in the graph:
-    autocast and ``vmap``.
+    Autocast and ``vmap`` do: they change the meaning of other calls, which the graph
+    does not show.
     """
     if node.target is _AUTOCAST:
         # torch records no source for the wrapper itself
@@ -385,20 +375,17 @@ def _record_expanded_copies(graph: Graph) -> None:
     expanded tensors.
     """
     for node in graph.nodes:
-        if _is_inactive_dropout(node) or (
-            node.target in _CASTS and "memory_format" not in node.kwargs
-        ):
-            source = node.args[0].meta["val"]
-            val = node.meta["val"]
-            does_nothing = val.dtype is source.dtype and val.device == source.device
-            # as texts, because a comparison of symbolic strides would fix them
-            is_recorded_otherwise = list(map(str, val.stride())) != list(
-                map(str, source.stride())
-            )
-            if does_nothing and is_recorded_otherwise and _is_expanded(source):
-                node.target = aten.clone.default
-                node.args = node.args[:1]
-                node.kwargs = {}
+        is_cast = node.target in _CASTS and "memory_format" not in node.kwargs
+        if not is_cast and not _is_inactive_dropout(node):
+            continue
+        source = node.args[0].meta["val"]
+        val = node.meta["val"]
+        does_nothing = val.dtype is source.dtype and val.device == source.device
+        other_strides = comparable(val.stride()) != comparable(source.stride())
+        if does_nothing and other_strides and _is_expanded(source):
+            node.target = aten.clone.default
+            node.args = node.args[:1]
+            node.kwargs = {}
 
 
 def _is_expanded(val: torch.Tensor) -> bool:
@@ -408,8 +395,8 @@ def _is_expanded(val: torch.Tensor) -> bool:
     """
     dimensions = zip(val.shape, val.stride(), strict=True)
     return any(
-        isinstance(size, int) and isinstance(s, int) and size > 1 and s == 0
-        for size, s in dimensions
+        are_static((size, stride)) and size > 1 and stride == 0
+        for size, stride in dimensions
     )
 
 
@@ -434,14 +421,10 @@ def _may_infer_dtype(op: OpOverload) -> bool:
     Only operators of ATen count: those of other libraries may give ``dtype`` another
     meaning, or return several tensors.
     """
-    arguments = {a.name: a for a in op._schema.arguments}
-    tensors = any("Tensor" in str(a.type) for a in arguments.values())
-    return (
-        op.namespace == "aten"
-        and "dtype" in arguments
-        and arguments["dtype"].kwarg_only
-        and not tensors
-    )
+    arguments = op._schema.arguments
+    if op.namespace != "aten" or any("Tensor" in str(a.type) for a in arguments):
+        return False
+    return any(a.name == "dtype" and a.kwarg_only for a in arguments)
 
 
 def _read_sizes_off_integers(graph: Graph) -> None:
@@ -461,8 +444,7 @@ def _read_sizes_off_integers(graph: Graph) -> None:
 
 
 def _copy_returned_literals(graph: Graph) -> None:
-    """Let the graph return copies of literals, and of the literals behind returned
-    views.
+    """Copy literals that the graph returns, or returns views of.
 
     A literal is a tensor that the user's code makes from numbers. A caller may write to
     a result, which must not change the literal for the next call.
@@ -473,9 +455,8 @@ def _copy_returned_literals(graph: Graph) -> None:
 
 
 def _is_inactive_dropout(node: Node) -> bool:
-    """Return whether the call is a dropout outside of training (``train`` is argument
-    2).
-    """
+    """Return whether the call is a dropout outside of training."""
+    # the arguments of all dropouts are input, p and train
     return node.target in _DROPOUTS and node.args[2] is False
 
 

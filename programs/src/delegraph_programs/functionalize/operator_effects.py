@@ -1,4 +1,4 @@
-"""Which arguments an operator writes, and which may share memory with its results.
+"""Reads which arguments operators write, and which may share memory with results.
 
 Schemas declare most of it. The tables here add the operators with incomplete schemas.
 """
@@ -17,29 +17,25 @@ from ..operator_schema import bound_arguments
 aten = torch.ops.aten
 
 _UNDECLARED_ALIASES = frozenset(
-    f"aten::{name}"
-    for name in (
-        "einsum",
-        "atleast_1d",
-        "atleast_2d",
-        "atleast_3d",
-        "meshgrid",
-        "cartesian_prod",
-    )
+    {
+        "aten::einsum",
+        "aten::atleast_1d",
+        "aten::atleast_2d",
+        "aten::atleast_3d",
+        "aten::meshgrid",
+        "aten::cartesian_prod",
+    }
 )
-"""Composite operators with undeclared aliases: they may return an argument or a view.
-"""
-
+"""Composite operators that may return an argument or a view, undeclared."""
 _STATISTICS: dict[Any, str] = {
     aten.batch_norm.default: "training",
     aten.instance_norm.default: "use_input_stats",
 }
-"""Operators that write running statistics, undeclared -> the argument that enables it.
-"""
+"""Operator that writes running statistics, undeclared -> argument that enables it."""
 
 
 class Effects(NamedTuple):
-    """The memory effects that a schema declares.
+    """The effects of an operator on memory.
 
     ``writes``: names of the written arguments. ``views``: names of the arguments that
     may share memory with the results.
@@ -51,10 +47,9 @@ class Effects(NamedTuple):
 
 @cache
 def effects(target: Any) -> Effects:
-    """Return the effects that the schema of ``target`` declares.
+    """Return the effects of ``target``, by its schema and ``_UNDECLARED_ALIASES``.
 
-    Anything but an operator has no effects. For operators in ``_UNDECLARED_ALIASES``,
-    all arguments count as views.
+    A target that is no operator has no effects.
     """
     if not isinstance(target, OpOverload):
         return Effects((), ())
@@ -86,8 +81,7 @@ def written_arguments(node: Node) -> list[Node]:
 def aliased_arguments(node: Node) -> list[Node]:
     """Return the arguments that may share memory with the results of ``node``.
 
-    The operator's schema decides. For a function that is no operator, such as
-    ``getitem``, it is the first argument.
+    For a function that is no operator, such as ``getitem``, it is the first argument.
     """
     if isinstance(node.target, OpOverload):
         return _nodes_named(node, effects(node.target).views)
@@ -97,9 +91,7 @@ def aliased_arguments(node: Node) -> list[Node]:
 
 
 def _nodes_named(node: Node, names: tuple[str, ...]) -> list[Node]:
-    """Return the nodes in the arguments of ``node`` called ``names``, also inside
-    lists.
-    """
+    """Return the nodes that ``node`` has as arguments ``names``, or in lists there."""
     arguments = bound_arguments(node) if names else {}
     values: list[Any] = []
     for name in names:
@@ -112,9 +104,9 @@ def _nodes_named(node: Node, names: tuple[str, ...]) -> list[Node]:
 def functional_form(op: OpOverload) -> OpOverload | None:
     """Return the operator that returns the values that ``op`` writes, or None.
 
-    It takes the same arguments except ``out``. ``relu_`` -> ``relu``, ``add.out`` ->
-    ``add.Tensor``, but ``normal_`` -> ``normal_functional``: ``normal`` is another
-    operator.
+    It takes the same arguments except ``out``. Examples: ``relu_`` -> ``relu``,
+    ``add.out`` -> ``add.Tensor``, and ``normal_`` -> ``normal_functional``, because
+    ``normal`` takes other arguments.
     """
     namespace, name = op._schema.name.split("::")
     names = [name[:-1], f"{name[:-1]}_functional"] if name.endswith("_") else [name]

@@ -1,16 +1,16 @@
-"""The fallback: torch retraces a program, and the result is checked.
+"""Lets torch retrace a program to make it functional, and checks the result.
 
-torch's own functionalization has faults. It takes the source of a broadcast ``copy_``
-for the written tensor, and zeroes elements outside of windows. So its result is
-compared with the program: first the types, then the numbers of two calls. The second
-call sees the writes of the first one.
+This is the fallback of ``normalize``. torch's own functionalization has faults: it
+takes the source of a broadcast ``copy_`` for the written tensor, and zeroes elements
+outside of an ``as_strided``. So its result is compared with the program: first the
+types, then the numbers of two calls. The second call sees the writes of the first one.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
@@ -27,15 +27,18 @@ from ..errors import InputError
 from ..exported_program import (
     CONSTANT_KINDS,
     MUTATIONS,
-    constant_tensor,
+    constant_tensors,
     flat_arguments,
-    output_values,
+    outputs,
     placeholders,
+    results,
     user_inputs,
     written_targets,
 )
 from ..higher_order_subgraphs import all_nodes, subgraphs_of
+from ..operator_schema import may_be_random
 from ..required_strides import Layout, arrange, result_layouts
+from ..symbolic_sizes import SYMBOLS
 from .aliases import families
 from .operator_effects import written_arguments, written_names
 from .writes import Reason
@@ -57,9 +60,8 @@ def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
     ``why``: the reason for the retrace. Raises InputError if torch fails.
     """
     with warnings.catch_warnings():
-        # torch's own, about its own code
+        # torch warns about its own code; from 2.14 on, it erases a copy twice
         warnings.simplefilter("ignore", FutureWarning)
-        # as above: torch from 2.14 on erases a copy twice
         warnings.filterwarnings("ignore", "erase_node", UserWarning)
         try:
             functional: ExportedProgram = program.run_decompositions({})
@@ -80,19 +82,21 @@ def check_retraced(
     Returns why the numbers could not be compared; None if they were, and agree.
     ``why``: the reason for which ``program`` was retraced.
     """
-    wrong = _wrong_type(program, retraced)
-    doubt = None if wrong else _why_not_run(program)
-    if not wrong and not doubt:
+    difference = _wrong_type(program, retraced)
+    if difference is None:
+        obstacle = _why_not_run(program)
+        if obstacle is not None:
+            return obstacle
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's operators, about values
-            wrong, doubt = _compare(program, retraced)
-    if wrong:
-        text = (
-            f"{_CANNOT}: {why.text}; torch's functional form differs from eager:"
-            f" {wrong}"
-        )
-        raise InputError("input-invalid", text, source=why.source, hint=_HINT)
-    return doubt
+            difference, obstacle = _compare(program, retraced)
+        if difference is None:
+            return obstacle
+    text = (
+        f"{_CANNOT}: {why.text}; torch's functional form differs from eager:"
+        f" {difference}"
+    )
+    raise InputError("input-invalid", text, source=why.source, hint=_HINT)
 
 
 def _first_line(error: Exception) -> str:
@@ -101,69 +105,45 @@ def _first_line(error: Exception) -> str:
 
 
 def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | None:
-    """Describe a result of ``retraced`` with another dtype or shape; None if there is
-    none.
+    """Describe a result of ``retraced`` of another type; None if there is none.
 
     The new value of an input or buffer must have the type of that input or buffer.
     Other results must have the types of the results of ``program``, by position.
     """
-    # the specs of mutations refer to these names
-    placeholder_of: dict[Any, Any] = {
-        s.target or n.name: n for n, s in placeholders(retraced)
-    }
-    placeholder_of |= {n.name: n for n in user_inputs(retraced)}
-    # the user's results of ``program``, in order
-    results = iter([v for s, v in _outputs(program) if s.kind not in MUTATIONS])
-    for spec, value in _outputs(retraced):
+    # a mutation names a parameter or buffer by its target, an input by its node
+    placeholder_of = {s.target or n.name: n for n, s in placeholders(retraced)}
+    users_results = iter(results(program))
+    for spec, value in outputs(retraced):
         if spec.kind in MUTATIONS:
             name = f"the new value of {spec.target}"
-            wanted = placeholder_of[str(spec.target)]
+            wanted = _type(placeholder_of[str(spec.target)])
         else:
             name = "a result"
-            wanted = next(results, None)
-        if _type(wanted) != _type(value):
-            return f"{name} is {_in_words(value)} instead of {_in_words(wanted)}"
+            wanted = _type(next(users_results, None))
+        if wanted != _type(value):
+            return f"{name} is {_type(value)} instead of {wanted}"
     return None
 
 
-def _outputs(program: ExportedProgram) -> Iterator[tuple[Any, Any]]:
-    """Return pairs of the spec and the value of each output of a program."""
-    return zip(
-        program.graph_signature.output_specs, output_values(program), strict=True
-    )
+def _type(value: Any) -> str:
+    """Return the dtype and shape of a node's value, as text.
 
-
-def _type(value: Any) -> Any:
-    """Return dtype and shape of a node's value; None if it is no tensor.
-
-    Symbolic sizes are "?", because their names differ.
+    Symbolic sizes are "?", because their names differ in the two programs.
     """
     val = value.meta.get("val") if isinstance(value, Node) else None
     if not isinstance(val, torch.Tensor):
-        return None
-    return val.dtype, [size if isinstance(size, int) else "?" for size in val.shape]
-
-
-def _in_words(value: Any) -> str:
-    """Return the dtype and shape of a node's value, as text."""
-    dtype, shape = _type(value) or ("no tensor", [])
-    return f"{dtype} of shape {shape}"
+        return "no tensor of shape []"
+    shape = [size if isinstance(size, int) else "?" for size in val.shape]
+    return f"{val.dtype} of shape {shape}"
 
 
 def _why_not_run(program: ExportedProgram) -> str | None:
     """Return why the program cannot be called for a comparison; None if it can."""
-    tensors = [
-        constant_tensor(program, s)
-        for _, s in placeholders(program)
-        if s.kind in CONSTANT_KINDS
-    ]
-    inputs = [
-        t
-        for t in pytree.tree_leaves(program.example_inputs)
-        if isinstance(t, torch.Tensor)
-    ]
-    if any(isinstance(t, FakeTensor) or t.is_meta for t in (*tensors, *inputs)):
-        return "its tensors have no values"
+    examples = pytree.tree_leaves(program.example_inputs)
+    for tensor in (*constant_tensors(program).values(), *examples):
+        if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, FakeTensor) or tensor.is_meta:
+                return "its tensors have no values"
     if any(
         isinstance(m, Opaque) and m.keeps_state for m in program.graph_module.modules()
     ):
@@ -181,8 +161,8 @@ def _compare(
 ) -> tuple[str | None, str | None]:
     """Call both programs twice, and compare the results.
 
-    Returns two texts: the difference, and why the results cannot be compared. At most
-    one of them is not None.
+    Returns two texts: the difference, and the obstacle to a comparison. At most one of
+    them is not None.
     """
     try:
         wanted, wanted_state = _call_twice(program, program)
@@ -193,10 +173,11 @@ def _compare(
         got, got_state = _call_twice(retraced, program)
     except Exception as e:
         return f"it does not run: {_first_line(e)}", None
-    per_call = len(wanted) // 2
+    results_per_call = len(wanted) // 2
     for k, (a, b) in enumerate(zip(got, wanted, strict=True)):
         if _differs(a, b):
-            return f"result {k % per_call} of call {k // per_call + 1}", None
+            call, position = divmod(k, results_per_call)
+            return f"result {position} of call {call + 1}", None
     if any(map(_differs, got_state, wanted_state)):
         return "the contents of inputs and buffers after two calls", None
     return None, None
@@ -212,42 +193,37 @@ def _call_twice(
     calls do not change them.
     """
     tensors = _tensors_safe_to_write(original)
+    layouts: dict[Node, Layout] = {}
     # eager keeps its own strides; a retraced program gets the recorded ones, as a
     # lowered program does
-    interpreter = _Interpreter(
-        program, {} if program is original else _layouts_that_matter(program)
-    )
-    results: list[Any] = []
+    if program is not original:
+        layouts = _layouts_that_matter(program)
+    interpreter = _Interpreter(program, layouts)
+    all_results: list[Any] = []
     inputs_after: list[Any] = []
     with _same_random_numbers(original), torch.no_grad():
         for _ in range(2):
             inputs = _copy(_inputs(original))
-            input_of = {
-                n.name: value
-                for n, value in zip(user_inputs(program), inputs, strict=True)
-            }
-            arguments = []
-            for node, spec in placeholders(program):
-                is_state = spec.kind in CONSTANT_KINDS
-                arguments.append(
-                    tensors[spec.target] if is_state else input_of[node.name]
-                )
+            names = [node.name for node in user_inputs(program)]
+            input_of = dict(zip(names, inputs, strict=True))
+            arguments = [
+                tensors[s.target] if s.kind in CONSTANT_KINDS else input_of[n.name]
+                for n, s in placeholders(program)
+            ]
             returned = interpreter.run(*arguments, enable_io_processing=False)
-            pairs = list(
-                zip(program.graph_signature.output_specs, returned, strict=True)
-            )
-            results += _copy([v for s, v in pairs if s.kind not in MUTATIONS])
-            # all new values are read before any is stored: one may be an input that
-            # another is stored to
-            for spec, value in [
-                (s, v.clone()) for s, v in pairs if s.kind in MUTATIONS
-            ]:
+            specs = program.graph_signature.output_specs
+            pairs = list(zip(specs, returned, strict=True))
+            all_results += _copy([v for s, v in pairs if s.kind not in MUTATIONS])
+            # copy all new values before storing one, because a new value may be an
+            # input that is written
+            mutations = [(s, v.clone()) for s, v in pairs if s.kind in MUTATIONS]
+            for spec, value in mutations:
                 of_input = spec.kind is OutputKind.USER_INPUT_MUTATION
                 stored_in = input_of if of_input else tensors
                 stored_in[str(spec.target)].copy_(value)
-            # the memory around an input's elements is the caller's too
+            # a faulty write may reach the memory around an input's elements
             inputs_after += map(_memory, inputs)
-    return results, [*inputs_after, *tensors.values()]
+    return all_results, [*inputs_after, *tensors.values()]
 
 
 class _Interpreter(torch.fx.Interpreter):
@@ -282,25 +258,20 @@ def _layouts_that_matter(program: ExportedProgram) -> dict[Node, Layout]:
 
 
 def _memory(value: Any) -> Any:
-    """Return the whole storage of a tensor as a row; other values as they are.
-
-    The row has the memory around the tensor's elements, too.
-    """
+    """Return the whole storage of a tensor as a row; other values as they are."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
-    return value.as_strided(
-        (value.untyped_storage().nbytes() // value.element_size(),), (1,), 0
-    )
+    length = value.untyped_storage().nbytes() // value.element_size()
+    return value.as_strided((length,), (1,), 0)
 
 
 def _same_random_numbers(program: ExportedProgram) -> AbstractContextManager[Any]:
-    """Return a block that draws the same random numbers each time.
+    """Return a context that draws the same random numbers each time.
 
-    It restores the caller's generator. If the program draws no numbers, it does
-    nothing.
+    At its end, it restores the state of torch's generator. It does nothing if the
+    program draws no numbers.
     """
-    tags = (getattr(n.target, "tags", ()) for n in all_nodes(program.graph_module))
-    if any(torch.Tag.nondeterministic_seeded in t for t in tags):
+    if any(may_be_random(node.target) for node in all_nodes(program.graph_module)):
         return torch.random.fork_rng()
     return nullcontext()
 
@@ -308,8 +279,8 @@ def _same_random_numbers(program: ExportedProgram) -> AbstractContextManager[Any
 def _tensors_safe_to_write(program: ExportedProgram) -> dict[Any, Any]:
     """Return name -> tensor for parameters, buffers and constants of a program.
 
-    Tensors that a call of the program may write are copied, so the program's own keep
-    their values.
+    Tensors that a call may write are copied, so the program's own keep their values.
+    Weights are not, because copies of all weights may not fit into memory.
     """
     written_nodes: list[Node] = []
     for node in program.graph.nodes:
@@ -321,21 +292,19 @@ def _tensors_safe_to_write(program: ExportedProgram) -> dict[Any, Any]:
     # a write also reaches all tensors that share memory with the written one
     related = families(program.graph.nodes, written_nodes)
     may_be_written = set(chain.from_iterable(related))
-    constants = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
-    tensors: dict[Any, Any] = {
-        spec.target: constant_tensor(program, spec) for _, spec in constants
-    }
+    constants = constant_tensors(program)
+    written = [node for node in constants if node in may_be_written]
     # copied in one go, so that those that share memory do so as copies
-    written = [spec.target for node, spec in constants if node in may_be_written]
-    tensors |= zip(written, _copy([tensors[name] for name in written]), strict=True)
-    return tensors
+    copies = _copy([constants[node] for node in written])
+    constants |= zip(written, copies, strict=True)
+    specs = dict(placeholders(program))
+    return {specs[node].target: tensor for node, tensor in constants.items()}
 
 
 def _copy(values: Sequence[Any]) -> list[Any]:
     """Return copies of tensors; two that share memory have copies that share memory."""
-    return copy.deepcopy(
-        [v.detach() if isinstance(v, torch.Tensor) else v for v in values]
-    )
+    detached = [v.detach() if isinstance(v, torch.Tensor) else v for v in values]
+    return copy.deepcopy(detached)
 
 
 def _inputs(program: ExportedProgram) -> list[Any]:
@@ -347,33 +316,31 @@ def _inputs(program: ExportedProgram) -> list[Any]:
 
 
 def _make_up(val: Any, generator: torch.Generator) -> Any:
-    """Return a random value of the recorded type.
+    """Return a random value of the type of ``val``, a recorded value.
 
     Integers are 0 or 1, which are more often valid as indices.
     """
     if not isinstance(val, torch.Tensor):
-        return _number(val)
-    shape = [_number(d) for d in val.shape]
+        return _hint_of(val)
+    shape = [_hint_of(size) for size in val.shape]
     if val.is_floating_point() or val.is_complex():
-        return torch.randn(shape, generator=generator, dtype=torch.float32).to(
-            val.device, val.dtype
-        )
-    return torch.randint(0, 2, shape, generator=generator).to(val.device, val.dtype)
+        made = torch.randn(shape, generator=generator, dtype=torch.float32)
+    else:
+        made = torch.randint(0, 2, shape, generator=generator)
+    return made.to(val.device, val.dtype)
 
 
-def _number(d: Any) -> Any:
-    """Return torch's hint for a symbolic number, and any other value unchanged."""
-    if isinstance(d, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return d.node.hint
-    return d
+def _hint_of(number: Any) -> Any:
+    """Return torch's example of a symbolic number, and any other value unchanged."""
+    return number.node.hint if isinstance(number, SYMBOLS) else number
 
 
 def _differs(got: Any, wanted: Any) -> bool:
     """Return whether two results differ.
 
-    Floats may differ by sqrt(eps of the dtype), times the largest finite absolute value
-    in ``wanted``: the same operators in another order round differently. NaN equals
-    NaN.
+    Floats may differ by sqrt(eps of the dtype) times the largest finite absolute value
+    in ``wanted``, because the same operators in another order round differently. NaN
+    equals NaN.
     """
     if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         return type(got) is not type(wanted) or bool(got != wanted)
@@ -383,10 +350,5 @@ def _differs(got: Any, wanted: Any) -> bool:
         return not torch.equal(got, wanted)
     finite = wanted[wanted.isfinite()].abs()
     scale = float(finite.max()) if finite.numel() else 0.0
-    return not torch.allclose(
-        got,
-        wanted,
-        rtol=0,
-        atol=torch.finfo(wanted.dtype).eps ** 0.5 * scale,
-        equal_nan=True,
-    )
+    tolerance = torch.finfo(wanted.dtype).eps ** 0.5 * scale
+    return not torch.allclose(got, wanted, rtol=0, atol=tolerance, equal_nan=True)

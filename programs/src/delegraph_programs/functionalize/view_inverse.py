@@ -1,8 +1,9 @@
 """Computes the inverse of a view: its base tensor with the visible part replaced.
 
-A write to a view has to reach that tensor. Each view operator has an operator that
-undoes it: ``select`` has ``select_scatter``, a permutation has the inverse permutation.
-If a view in a chain has no inverse, the chain is inverted element by element.
+A write to a view has to reach the tensor that it is a view of, its base. Most view
+operators have an operator that undoes them: ``select`` has ``select_scatter``, a
+permutation has the inverse permutation. If a view in a chain has no inverse, the chain
+is inverted element by element.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..memory_overlap import extent
 from ..operator_schema import bound_arguments, overloads
+from ..symbolic_sizes import are_static
 from .aliases import LIST_VIEWS
 
 aten = torch.ops.aten
@@ -34,8 +37,7 @@ _PERMUTES = overloads(
 
 
 def insert_inverse(graph: Graph, view: Node, base: Node, new: Node) -> Node | None:
-    """Insert a call that computes ``base`` with the part that ``view`` shows replaced
-    by ``new``.
+    """Insert a call that computes ``base`` with ``new`` as the part that ``view`` shows.
 
     It is inserted at the graph's insertion point. ``view`` is the call that made the
     view, or the ``getitem`` that unpacks it from a list of views. Returns None if no
@@ -66,10 +68,10 @@ def insert_inverse_by_elements(
     known before the program runs, or if the chain shows an element several times.
     """
     val = base.meta["val"]
-    # computed here only to decide: the program computes them again
     positions = _positions(views, val)
     if positions is None or positions.unique().numel() != positions.numel():  # type: ignore[no-untyped-call]
         return None
+    # the program computes the positions again, since a table of them may be large
     numbers = insert_computed(
         graph, new, aten.arange.default, val.numel(), device=val.device
     )
@@ -113,10 +115,10 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
     """
     shown = [view.meta["val"] for view in views]
     tensors = [val, *(v for v in shown if isinstance(v, torch.Tensor))]
-    if not all(isinstance(size, int) for v in tensors for size in v.shape):
+    if not all(are_static(v.shape) for v in tensors):
         return None
     if len({(v.dtype, v.is_conj(), v.is_neg()) for v in tensors}) > 1:
-        return None  # views that change the bits of an element do not just move it
+        return None  # views of another type do more than move elements
     windows = [
         view.meta["val"] for view in views if view.target is aten.as_strided.default
     ]
@@ -143,20 +145,17 @@ def _goes_beyond(val: torch.Tensor, end: int) -> bool:
     True if offset or strides are symbolic.
     """
     offset = val.storage_offset()
-    strides = val.stride()
-    if not all(isinstance(n, int) for n in (offset, *strides)):
+    if not are_static((offset, *val.stride())):
         return True
     if not val.numel():
         return False
-    steps = zip(val.shape, strides, strict=True)
-    last = offset + sum((size - 1) * stride for size, stride in steps)
-    return bool(last >= end)
+    return bool(offset + extent(val.shape, val.stride()) > end)
 
 
 def _example_of(node: Node) -> Any:
-    """Return a meta tensor for an operand that a view reads only the size of.
+    """Return a meta tensor for an operand of which a view reads only the size.
 
-    An example is ``expand_as``. Numbers are returned unchanged.
+    ``expand_as`` has such an operand. Numbers are returned unchanged.
     """
     val = node.meta["val"]
     if not isinstance(val, torch.Tensor):
@@ -166,20 +165,18 @@ def _example_of(node: Node) -> Any:
 
 def is_packed(val: torch.Tensor) -> bool:
     """Return whether a tensor of fixed sizes is contiguous."""
-    return all(isinstance(d, int) for d in val.shape) and val.is_contiguous()
+    return are_static(val.shape) and val.is_contiguous()
 
 
 def _inverse(view: Node, base: Node, new: Node) -> Call | None:
-    """Return the call that computes ``base`` with ``new`` in place of ``view``, or
-    None.
-    """
+    """Return the call that ``insert_inverse`` inserts, or None."""
     shape = base.meta["val"].shape
     if view.target in _RESHAPES:
-        if all(isinstance(d, int) for d in shape):
+        if are_static(shape):
             return aten.reshape.default, (new, list(shape))
         return aten.reshape_as.default, (new, base)
     if view.target in _PERMUTES:
-        # permute a tensor with length k in axis k: the lengths show the order of axes
+        # the view of a tensor with length k in axis k shows the new order of the axes
         target: Any = view.target
         example = torch.empty(tuple(range(len(shape))), device="meta")
         axes = list(target(example, *view.args[1:], **view.kwargs).shape)
@@ -192,11 +189,11 @@ def _inverse(view: Node, base: Node, new: Node) -> Call | None:
 
 
 def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
-    """Return the call that writes ``new`` into ``base`` at the place of one item of
-    ``chunk``, ``split`` or ``unbind``.
+    """Return the call that writes ``new`` into ``base`` in place of an item of a list.
 
-    ``view`` is the ``getitem`` that takes the item from the list of views. Returns None
-    for lists of other operators, and if the item or one before it has a symbolic size.
+    ``view`` is the ``getitem`` that takes the item from the list, which ``chunk``,
+    ``split`` or ``unbind`` returned. Returns None for lists of other operators, and if
+    the item or one before it has a symbolic size.
     """
     list_call: Any = view.args[0]
     number: Any = view.args[1]
@@ -204,11 +201,11 @@ def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
         return None
     dim = bound_arguments(list_call)["dim"]
     items = list_call.meta["val"]
-    position = number % len(items)  # a negative number counts from the end
+    position = number % len(items)  # negative numbers count from the end
     if list_call.target is aten.unbind.int:
         return aten.select_scatter.default, (base, new, dim, position)
     sizes = [item.shape[dim] for item in items[: position + 1]]
-    if not all(isinstance(size, int) for size in sizes):
+    if not are_static(sizes):
         return None
     end = sum(sizes)
     start = end - sizes[-1]
@@ -218,7 +215,7 @@ def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
 def _inverse_of_narrow(
     arguments: Mapping[str, Any], base: Node, new: Node
 ) -> Call | None:
-    """Return the call that writes ``new`` into ``base`` at the place of a ``narrow``.
+    """Return the call that writes ``new`` into ``base`` in place of a ``narrow``.
 
     ``arguments`` are those of the ``narrow``. Returns None if its start or length, or
     the size of ``base``, is symbolic.
@@ -227,7 +224,7 @@ def _inverse_of_narrow(
     start = arguments["start"]
     length = arguments["length"]
     size = base.meta["val"].shape[dim]
-    if not all(isinstance(number, int) for number in (size, start, length)):
+    if not are_static((size, start, length)):
         return None
     if start < 0:
         start += size

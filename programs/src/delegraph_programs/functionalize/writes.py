@@ -1,20 +1,17 @@
 """Makes a graph functional in place: each write becomes a new value for later calls.
 
-Exported graphs keep in-place operators. Such a write has no data edge, and the
-signature does not mention it. So nothing may be reordered, dropped or delegated before
-it is removed. torch can remove it by retracing the whole program, which costs more than
-the export did. Instead, one walk in graph order tracks, for every written tensor, the
-node that holds its present value:
+Exported graphs keep in-place operators. No edge of the graph leads from such a write to
+its readers, and the signature does not mention it. So nothing may be reordered, dropped
+or delegated before it is removed. torch can remove it by retracing the whole program,
+which costs more than the export did. Instead, one walk in graph order tracks, for every
+written tensor, the node that holds its present value:
 
-An in-place call becomes its functional form, and its result the tensor's new value.
-
-A write through a view also makes a new value of the tensor behind the view
-(``view_inverse``).
-
-A view that was taken before a write, and is used after it, is taken again from the new
-value.
-
-A write to a parameter, buffer or input becomes a mutation in the signature.
+- An in-place call becomes its functional form, and its result the tensor's new value.
+- A write through a view also makes a new value of the tensor behind the view
+  (``view_inverse``).
+- A view that was taken before a write, and is used after it, is taken again from the
+  new value.
+- A write to a parameter, buffer or input becomes a mutation in the signature.
 
 Writes that cannot be converted are reported as ``unproven``. The caller then has torch
 retrace the program.
@@ -32,6 +29,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from ..memory_overlap import extent
 from ..required_strides import (
     COPIES_BY_PLACE,
     NEED_PACKED,
@@ -41,6 +39,7 @@ from ..required_strides import (
     sees_layout,
 )
 from ..source_line import Source, source_of
+from ..symbolic_sizes import are_static, comparable
 from .aliases import Aliases, Unproven
 from .operator_effects import effects, functional_form, written_arguments, written_names
 from .view_inverse import (
@@ -52,17 +51,17 @@ from .view_inverse import (
 
 aten = torch.ops.aten
 _TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
+"""Batch norm in training that returns the new running statistics."""
 
 
 class Reason(NamedTuple):
-    """A reason why a program cannot be made functional, and the user's line that causes
-    it.
-    """
+    """Why a program cannot be made functional, and the user's line that causes it."""
 
     text: str
     source: Source | None = None
 
     def __str__(self) -> str:
+        """Return the text, with the place of the line if it is known."""
         return f"{self.text}, at {self.source.place}" if self.source else self.text
 
 
@@ -87,17 +86,12 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
     parameters and buffers.
     """
     mutations = Mutations()
+    # The walk leaves out inserted calls, which already use present values.
     nodes = list(graph.nodes)
     writers = {n: written_arguments(n) for n in nodes if written_names(n)}
     if not writers:
         return mutations
-    # One walk is enough because eager writes in graph order: at each node, ``_Rewrite``
-    # knows the present value of every written tensor. The walk goes over the original
-    # nodes. Inserted calls already use present values, and visiting them would take
-    # their views again. A node first gets present values, and then it writes; so
-    # ``x.add_(x)`` reads the old ``x``. A write that cannot be made functional ends the
-    # walk, since a half-changed graph is of no use. The first writer is reported if the
-    # aliases cannot be proven, before the walk.
+    # reported if ``Aliases`` raises Unproven, before the walk
     node = next(iter(writers))
     try:
         written = list(itertools.chain.from_iterable(writers.values()))
@@ -114,13 +108,16 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
 class _Rewrite:
     """Tracks the present value of every written tensor and its views during the walk.
 
-    ``version``: root of a family -> how often its memory was written so far. ``value``:
-    member of a family -> a version, and the node that held the member's value then. A
-    view with an older version than its root is out of date, and is taken again when it
-    is used. Most views are never used after a write, and cost nothing this way.
-    ``reordered``: nodes computed from a new value; the order of their elements in memory
-    may differ from that of the written tensor. ``here``: the node that is visited.
-    ``after``: the node that follows it, before which new calls are inserted.
+    Eager writes in graph order, so one walk is enough. Values that may share memory are
+    a family, and its root is the tensor that the others are views of (``Aliases``).
+
+    ``version``: root -> how often its memory was written so far. ``value``: member of a
+    family -> a version, and the node that held the member's value then. A view with an
+    older version than its root is out of date, and is taken again when it is used. Most
+    views are never used after a write, and cost nothing this way. ``reordered``: nodes
+    computed from a new value; the order of their elements in memory may differ from
+    that of the written tensor. ``here``: the node that is visited. ``after``: the node
+    that follows it, before which new calls are inserted.
 
     ``aliases``: which values share memory. ``writers``: call -> the tensors that it
     writes. ``mutations`` is filled during the walk.
@@ -141,22 +138,22 @@ class _Rewrite:
         self.version: dict[Node, int] = {}
         self.value: dict[Node, tuple[int, Node]] = {}
         self.reordered: set[Node] = set()
-        self.dtypes: dict[Any, torch.dtype] = {}  # answers of ``_dtype_of``
+        self.dtypes: dict[Any, torch.dtype] = {}  # results of ``_dtype_of``
         self.here: Node
         self.after: Node
 
     def visit(self, node: Node) -> None:
         """Let ``node`` use present values; then make its writes functional.
 
-        A view is recorded as up to date instead. A call that depends on strides is
-        adapted to those of new values.
+        In this order, ``x.add_(x)`` reads the old ``x``. A view is recorded as up to
+        date instead. A call that depends on strides is adapted to those of new values.
         """
         self.here = node
         self.after = node.next
-        # some operators read the memory of their first argument by place
-        read_by_place = node.args[0] if node.target in COPIES_BY_PLACE else None
         if node.op == "output":  # all writes have been visited
             self._record_last_values()
+        # the first argument, before it is replaced by its present value
+        read_operand: Any = node.args[0] if node.args else None
         for operand in node.all_input_nodes:
             current = self._current(operand)
             if current is not operand:
@@ -166,13 +163,9 @@ class _Rewrite:
         if node in self.writers:
             self._write(node)
         elif node in self.aliases.source:
-            self._enter_view(node)
-        elif (
-            isinstance(read_by_place, Node)
-            and read_by_place in self.aliases.root_of
-            and self._version(read_by_place)
-        ):
-            self._copy_by_place(node, read_by_place)
+            self._record_view(node)
+        elif node.target in COPIES_BY_PLACE and self._was_written(read_operand):
+            self._copy_by_place(node, read_operand)
         # ``view`` fails on some strides, ``reshape`` on none
         elif node in self.reordered and node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -180,23 +173,24 @@ class _Rewrite:
             self._restore_order(node)
 
     def _version(self, node: Node) -> int:
-        """Return how often the memory of ``node`` was written so far.
-
-        All members of a family have the version of their root.
-        """
+        """Return how often the memory of ``node``, a member of a family, was written."""
         return self.version.get(self.aliases.root_of[node], 0)
+
+    def _was_written(self, node: Node) -> bool:
+        """Return whether the memory of ``node`` was written before the visited node."""
+        return node in self.aliases.root_of and self._version(node) > 0
 
     def _current(self, node: Node) -> Node:
         """Return the node that holds the present value of ``node``.
 
-        That is ``node`` itself if its memory was not written yet. For a view from
-        before the last write, insert a new one of the present value of its source,
-        before the visited node.
+        That is ``node`` itself if its memory was not written yet. A view that is out of
+        date is taken again, before the visited node, from the present value of its
+        source.
         """
-        if node not in self.aliases.root_of or not self._version(node):
+        if not self._was_written(node):
             return node
         name = self.aliases.name_of[node]
-        # without a record, a member holds its value of version 0, before the first write
+        # without a record, ``name`` holds its value from before the first write
         version, value = self.value.get(name, (0, name))
         if version != self._version(node):
             args = (self._current(self.aliases.source[name]), *name.args[1:])
@@ -212,9 +206,8 @@ class _Rewrite:
             self.value[name] = (self._version(node), value)
         return value
 
-    def _enter_view(self, node: Node) -> None:
-        """Record that the view ``node`` is up to date, since it was just taken of a
-        present value.
+    def _record_view(self, node: Node) -> None:
+        """Record that the view ``node`` is up to date: its operand is a present value.
 
         Nothing is recorded before the first write: until then every view is up to date.
         """
@@ -223,10 +216,12 @@ class _Rewrite:
             self.value[node] = (self._version(node), node)
 
     def _allow_any_strides(self, node: Node, view: Node) -> None:
-        """Make ``node``, a call of ``view`` on a new value, independent of strides."""
-        # The old tensor had the strides of its allocation; the new value has those of
-        # the last operator. ``view`` fails on some of them, and ``as_strided`` would
-        # silently read other elements.
+        """Make ``node``, a call of ``view`` on a new value, independent of strides.
+
+        The old tensor had the strides of its allocation; the new value has those of the
+        last operator. ``aten.view`` fails on some of them, and ``as_strided`` would
+        silently read other elements.
+        """
         if node.target is aten.view.default:
             node.target = aten.reshape.default
         elif node.target in NEED_PACKED:
@@ -241,10 +236,10 @@ class _Rewrite:
     def _copy_by_place(self, node: Node, member: Node) -> None:
         """Let ``node`` (in ``COPIES_BY_PLACE``) read the present memory of ``member``.
 
-        ``member`` was written. ``as_strided_copy`` reads the present value of the root.
-        The other operators read the present value of ``member`` itself, in the recorded
-        order. They could read memory around its elements if it is a view, or begins
-        inside its storage. Then Unproven is raised.
+        ``as_strided_copy`` reads the present value of the root. The other operators
+        read the present value of ``member`` itself, in the recorded order. They could
+        read memory around its elements if it is a view, or does not begin at the start
+        of its storage. Then Unproven is raised.
         """
         name = self.aliases.name_of[member]
         val = member.meta["val"]
@@ -265,32 +260,26 @@ class _Rewrite:
     def _read_by_place(
         self, node: Node, member: Node, size: Any, stride: Any, offset: Any
     ) -> None:
-        """Let ``node`` show the present memory of ``member`` by size, stride and
-        offset.
+        """Let ``node`` show elements of the memory of ``member`` in its present state.
 
-        ``offset`` counts elements from the start of the storage. The present value of
-        the root has a storage of its own, which starts with its first element. Raises
-        Unproven unless ``node`` shows only elements of the root at known places.
+        ``size``, ``stride`` and ``offset`` are as in ``as_strided``: the offset counts
+        elements from the start of the storage. The present value of the root has a new
+        storage, which starts with its first element. Raises Unproven unless ``node``
+        shows only elements of the root at known places.
         """
         root = self.aliases.root_of[member]
         val = root.meta["val"]
         shown = member.meta["val"]
-        same_elements = (val.dtype, val.is_conj(), val.is_neg()) == (
-            shown.dtype,
-            shown.is_conj(),
-            shown.is_neg(),
+        same_elements = (
+            val.dtype is shown.dtype
+            and val.is_conj() == shown.is_conj()
+            and val.is_neg() == shown.is_neg()
         )
-        numbers = (*size, *stride, offset, val.storage_offset())
-        is_known = (
-            same_elements
-            and is_packed(val)
-            and all(isinstance(n, int) for n in numbers)
-        )
-        if not is_known:
+        places = (*size, *stride, offset, val.storage_offset())
+        if not same_elements or not is_packed(val) or not are_static(places):
             raise Unproven(f"it is unknown which elements {member.name} reads")
         first = offset - val.storage_offset()
-        last = first + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
-        if first < 0 or last >= val.numel():
+        if first < 0 or first + extent(size, stride) > val.numel():
             raise Unproven(
                 f"{member.name} reads memory around the elements of {root.name}"
             )
@@ -298,17 +287,18 @@ class _Rewrite:
         node.args = (packed, size, stride, first)
 
     def _restore_order(self, reader: Node) -> None:
-        """Copy the operands of ``reader`` into the recorded order in memory."""
-        # Most kernels give their result the order of their operands. The order of a new
-        # value may differ from the recorded one, and so may that of values computed
-        # from it (``reordered``). Only calls that read memory notice.
+        """Copy the operands of ``reader`` into the recorded order in memory.
+
+        Most kernels give their result the order of their operands. The order of a new
+        value may differ from the recorded one, and so may that of values computed from
+        it (``reordered``). Only calls that read memory, such as ``reader``, notice it.
+        """
         operands = filter(_is_tensor, reader.all_input_nodes)
         for root in dict.fromkeys(map(memory_root, operands)):
             # innermost dimension first; None for a tensor with gaps
             order = dense_order(root.meta["val"])
             if root in self.reordered and root.op == "call_function" and order:
-                # listed now, because the permutation will be a user, too
-                users = list(root.users)
+                users = list(root.users)  # without the permutation, which is next
                 # permute so that the outermost dimension in memory is the first, copy
                 # contiguously, permute back
                 there = order[::-1]
@@ -343,8 +333,7 @@ class _Rewrite:
         node = self._insert(
             before, aten.clone.default, value, like=value, origin=before, kwargs=kwargs
         )
-        # not ``contiguous()``, which would keep a storage offset that the copy does not
-        # have
+        # not ``contiguous()``, which may return a tensor with a storage offset
         node.meta["val"] = value.meta["val"].clone(**kwargs)
         return node
 
@@ -357,8 +346,7 @@ class _Rewrite:
         origin: Node,
         kwargs: Any = None,
     ) -> Node:
-        """Insert a call of ``target`` before the node ``before``, with the metadata of
-        ``like``.
+        """Insert a call of ``target`` before a node, with the metadata of ``like``.
 
         ``origin``: the call for which it is inserted; ``mutations.origin`` records it.
         """
@@ -369,15 +357,14 @@ class _Rewrite:
         return node
 
     def _write(self, node: Node) -> None:
-        """Make the in-place call ``node`` functional, and record its result as the new
-        value of the written tensor.
+        """Make the call ``node``, which writes, functional; record the new values.
 
         Raises Unproven if the operator has no functional form, or if the call changes
         the size of the tensor.
         """
         op: Any = node.target
         functional = functional_form(op)
-        # it writes running statistics, which its schema does not declare
+        # a norm in training, which does not declare its writes
         if not effects(op).writes:
             self._update_statistics(node)
         elif functional is None or len(effects(op).writes) != 1:
@@ -388,8 +375,8 @@ class _Rewrite:
             self._reshape_in_place(node, functional)
         else:
             (written,) = self.writers[node]
-            shape = [str(size) for size in node.meta["val"].shape]
-            if shape != [str(size) for size in written.meta["val"].shape]:
+            shape = comparable(node.meta["val"].shape)
+            if shape != comparable(written.meta["val"].shape):
                 raise Unproven("it changes the size of the tensor that it writes")
             _retarget(node, functional)
             self._store(written, self._written_value(node, functional), node)
@@ -398,46 +385,35 @@ class _Rewrite:
         """Turn a call that changes a tensor's shape in place into a plain view.
 
         An example is ``unsqueeze_``. Later calls use its result. Raises Unproven for
-        ``set_``, and if the tensor is used under its old name, by the caller or by a
-        later call: its shape would have to change there, too. ``detach_`` changes no
-        shape, and so is always possible.
+        ``set_``, and if the caller or a later call uses the tensor under its old name:
+        its shape would have to change there, too. ``detach_`` changes no shape, and so
+        is always possible.
         """
         (old_node,) = self.writers[node]
-        # ``user > node``: the user comes later in the graph
-        shared = old_node.op == "placeholder" or any(
-            user > node for user in old_node.users
-        )
-        # ``set_``; its schema does not declare that the memory is the source's
+        # nodes compare by their position in the graph
+        used_later = any(user > node for user in old_node.users)
+        is_used = used_later or old_node.op == "placeholder"
+        # the functional form of ``set_`` declares no views
         if not effects(functional).views:
             raise Unproven("it gives a tensor the memory of another one")
-        if shared and functional is not aten.detach.default:
+        if is_used and functional is not aten.detach.default:
             raise Unproven(
                 "it changes the shape of a tensor that is used under another name"
             )
         _retarget(node, functional)
         if node in self.aliases.source:
-            self._enter_view(node)
+            self._record_view(node)
 
     def _written_value(self, node: Node, functional: OpOverload) -> Node:
-        """Return the node with the value that ``node`` writes, in the dtype of the
-        written tensor.
+        """Return a node with the value that ``node`` writes, in the written dtype.
 
-        A cast is inserted if ``functional``, the functional form of ``node``, returns
-        another dtype: in-place calls cast silently. For a ``copy_`` to a view from a
-        source of equal type that is not expanded, the returned node is the source.
+        Usually it is ``node``, which is functional now. A cast is inserted if its
+        operator ``functional`` returns another dtype: in-place calls cast silently.
         """
         written = node.meta["val"]
-        source = node.args[1] if functional is aten.copy.default else None
-        if (
-            isinstance(source, Node)
-            and self.aliases.name_of[node] in self.aliases.source
-            and _is_alike(source, node)
-        ):
-            # The source is put into the base of the view, so a copy before that would
-            # be wasted. An expanded source (stride 0) is copied, because its elements
-            # share memory.
-            if "0" not in map(str, source.meta["val"].stride()):
-                return source
+        if functional is aten.copy.default and self._needs_no_copy(node):
+            source: Node = node.args[1]  # type: ignore[assignment]
+            return source
         computed_dtype = self._dtype_of(node, functional)
         if computed_dtype is written.dtype:
             return node
@@ -448,12 +424,24 @@ class _Rewrite:
         node.meta["val"] = written.to(computed_dtype)
         return cast
 
-    def _dtype_of(self, node: Node, functional: OpOverload) -> torch.dtype:
-        """Return the dtype that ``functional`` returns for the arguments of ``node``,
-        after promotion of their dtypes.
+    def _needs_no_copy(self, node: Node) -> bool:
+        """Return whether the source of a ``copy`` can be the written value itself.
 
-        Computed once for arguments of the same types, and then remembered in
-        ``dtypes``.
+        A value that is written to a view is put into the view's base, which copies it.
+        The source must have the type of the view. It must not be expanded (stride 0),
+        because its elements share memory.
+        """
+        source: Any = node.args[1]
+        is_view = self.aliases.name_of[node] in self.aliases.source
+        if not is_view or not isinstance(source, Node) or not _is_alike(source, node):
+            return False
+        return 0 not in comparable(source.meta["val"].stride())
+
+    def _dtype_of(self, node: Node, functional: OpOverload) -> torch.dtype:
+        """Return the dtype that ``functional`` returns for the arguments of ``node``.
+
+        torch promotes the dtypes of arguments. The result for arguments of the same
+        types is computed once and kept in ``dtypes``.
         """
         # Promotion depends on the dtypes of tensors, on which of them are scalars, and
         # on the types of numbers. A number may also be a node: a SymInt or SymFloat.
@@ -479,23 +467,23 @@ class _Rewrite:
         return self.dtypes[key]
 
     def _store(self, written: Node, new: Node, writer: Node) -> None:
-        """Record that ``writer`` writes ``new`` to ``written``, and so to every tensor
-        that ``written`` is a view of.
+        """Record that ``writer`` writes ``new`` to ``written``.
 
-        Inserts the calls that compute the new values of those tensors. Raises Unproven
-        if a view on the way has no inverse.
+        The write reaches every tensor that ``written`` is a view of. Inserts the calls
+        that compute their new values. Raises Unproven if a view on the way has no
+        inverse.
         """
         name = self.aliases.name_of[written]
         root = self.aliases.root_of[written]
         views = list(self._chain_of_views(name))
-        # walk from the written view to its root: each step computes the base with the
-        # part that the view shows replaced
+        # Walk from the written view to its root. Each step computes the base of a view,
+        # with the new value of the view as the part that the view shows.
         new_values = {name: new}
         last = self.after.prev
         with self.graph.inserting_before(self.after):
             for view in filter(_is_tensor, views):
                 base = self.aliases.source[view]
-                # an item of a list of views: the list holds no value
+                # the base of an item is a list of views, which holds no value
                 if view.target is operator.getitem:
                     base = self.aliases.source.get(base, base)
                 value = insert_inverse(
@@ -510,7 +498,7 @@ class _Rewrite:
                             "the new values cannot be written back to the base tensor:"
                             f" {', '.join(str(v.target) for v in views)} has no inverse"
                         )
-                    # views in between are taken again if something uses them
+                    # views in between get no value here: they are taken again
                     new_values = {root: value}
                     break
                 new_values[base] = value
@@ -532,8 +520,7 @@ class _Rewrite:
             name = self.aliases.source[name]
 
     def _update_statistics(self, node: Node) -> None:
-        """Replace a norm in training by ``_TRAINED_BATCH_NORM``, and store the new
-        running statistics.
+        """Replace a norm in training by ``_TRAINED_BATCH_NORM``; store its statistics.
 
         Of its results, 0 is the normalized tensor, and 3 and 4 are the new running mean
         and variance. For an instance norm, these are of every channel of every sample,
@@ -549,7 +536,7 @@ class _Rewrite:
             result = self._insert_computed(
                 node, aten.reshape.default, result, list(node.meta["val"].shape)
             )
-            # [N,C], of which the statistics are [N*C]
+            # the statistics [N*C] as [N, C]
             channels = list(node.meta["val"].shape[:2])
             by_sample = [
                 self._insert_computed(node, aten.reshape.default, v, channels)
@@ -566,15 +553,15 @@ class _Rewrite:
     def _trained_arguments(self, node: Node) -> list[Any]:
         """Return the arguments of ``_TRAINED_BATCH_NORM`` for ``node``.
 
-        Both norms have the arguments input, weight, bias, running mean, running
-        variance, training, momentum, eps, and one more that is left out. An instance
-        norm is a batch norm of one sample that has the channels of all samples. Raises
-        Unproven if its sizes are symbolic.
+        They are input, weight, bias, running mean, running variance, training,
+        momentum and eps; the norms have them, too, and a last one that is left out. An
+        instance norm is a batch norm of one sample that has the channels of all
+        samples. Raises Unproven if its sizes are symbolic.
         """
         if node.target is not aten.instance_norm.default:
             return list(node.args[:8])
         samples, channels, *size = node.meta["val"].shape
-        if not all(isinstance(n, int) for n in (samples, channels, *size)):
+        if not are_static((samples, channels, *size)):
             raise Unproven(
                 "it writes its running statistics, and its sizes are symbolic"
             )
@@ -582,9 +569,11 @@ class _Rewrite:
         image = self._insert_computed(
             node, aten.reshape.default, input, [1, samples * channels, *size]
         )
-        # once for each sample; weight and bias may be None, and stay so
+        # once for each sample; weight and bias may be None
         repeated = [
-            v and self._insert_computed(node, aten.repeat.default, v, [samples])
+            None
+            if v is None
+            else self._insert_computed(node, aten.repeat.default, v, [samples])
             for v in by_channel
         ]
         return [image, *repeated, True, *node.args[6:8]]
@@ -600,10 +589,10 @@ class _Rewrite:
         """Record the last value of each placeholder that was written."""
         last = self.mutations.last_value
         for node in self.aliases.root_of:
-            if node.op != "placeholder" or not self._version(node):
+            if node.op != "placeholder" or not self._was_written(node):
                 continue
             value = self._current(node)
-            # signatures go by names, so each placeholder needs a node of its own
+            # a signature refers to values by name, so each needs a node of its own
             if value in last.values():
                 value = self._insert(
                     self.here, aten.clone.default, value, like=value, origin=value
@@ -612,11 +601,10 @@ class _Rewrite:
 
 
 def _retarget(node: Node, functional: OpOverload) -> None:
-    """Replace the in-place operator of ``node`` by its functional form, and rename the
-    node.
+    """Replace the in-place operator of ``node`` by its functional form.
 
-    ``relu_`` becomes ``relu``. The argument ``out``, if there is one, is dropped: a
-    functional form returns that value.
+    The node is renamed: ``relu_`` becomes ``relu``. The argument ``out``, if there is
+    one, is dropped: the functional form returns that value.
     """
     node.target = functional
     node.kwargs = {k: v for k, v in node.kwargs.items() if k != "out"}
@@ -629,12 +617,11 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _is_alike(a: Node, b: Node) -> bool:
-    """Return whether the recorded tensors of two nodes have equal shapes, dtypes and
-    devices.
+    """Return whether two recorded tensors have equal shapes, dtypes and devices.
 
     False if a size is symbolic.
     """
     x = a.meta["val"]
     y = b.meta["val"]
-    static = all(isinstance(d, int) for d in (*x.shape, *y.shape))
-    return static and x.shape == y.shape and x.dtype is y.dtype and x.device == y.device
+    same_shape = are_static((*x.shape, *y.shape)) and x.shape == y.shape
+    return same_shape and x.dtype is y.dtype and x.device == y.device
