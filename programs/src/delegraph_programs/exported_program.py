@@ -403,11 +403,6 @@ def rebuild(program: ExportedProgram) -> ExportedProgram:
     )
 
 
-def forget_guards(program: ExportedProgram) -> None:
-    """Drop torch's conditions on input sizes; they are wrong after dimensions moved."""
-    program._guards_code = []
-
-
 def validate(program: ExportedProgram) -> None:
     """Call ``program.validate()``. Raises SpecViolationError if the program is invalid.
 
@@ -615,19 +610,17 @@ def _describe_call(
     )
 
 
-def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] | None:
+def leaf_names(spec: pytree.TreeSpec, names: Sequence[str]) -> list[str]:
     """Return the expression of each leaf of a call's arguments: ``x``, ``pair['a']``.
 
     The order is flat. ``spec``: the structure of the arguments,
-    ``program.call_spec.in_spec``. ``names``: names of the positional arguments. None if
-    ``spec`` is None or ``names`` are too few.
+    ``program.call_spec.in_spec``. ``names``: names of the positional arguments; if they
+    are too few, the result is empty.
     """
-    if spec is None:
-        return None
     # arguments with arbitrary leaves, since only the paths to the leaves matter
     args, kwargs = pytree.tree_unflatten(range(spec.num_leaves), spec)
     if len(names) < len(args):
-        return None
+        return []
     roots = [*zip(names, args, strict=False), *kwargs.items()]
     leaves: list[str] = []
     for root, value in roots:

@@ -254,4 +254,4 @@ def input_names(program: ExportedProgram) -> list[str]:
     nodes = [node.name for node in user_inputs(program)]
     signature: Any = program.module_call_graph[0].signature
     names = leaf_names(signature.in_spec, signature.forward_arg_names or ())
-    return names if names is not None and len(names) == len(nodes) else nodes
+    return names if len(names) == len(nodes) else nodes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -91,9 +91,8 @@ class Arguments:
     One object serves all calls of a program. ``_leaves``: the recorded values of the
     flat arguments. ``_fits``: one check for each of them. ``_plain``: no argument
     contains other arguments, as a list or dict does; then a call has ``_count``
-    positional arguments, and the keywords ``_names``. ``_value_ranges``: position of an
-    input -> the lowest and the highest integer that the program was lowered for.
-    ``_index_ranges``: the same for inputs that hold indices.
+    positional arguments, and the keywords ``_names``. ``_ranges``: the ranges of
+    integer inputs.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -105,8 +104,10 @@ class Arguments:
         self._leaves = [n.meta.get("val") for n in user_inputs(program)]
         self._fits = [_leaf_check(wanted) for wanted in self._leaves]
         # partitioners write ranges into the metadata of inputs
-        self._value_ranges = _marked_ranges(program, WITHIN)
-        self._index_ranges = _marked_ranges(program, INDEXED)
+        self._ranges = [
+            *_marked_ranges(program, WITHIN, expect_within),
+            *_marked_ranges(program, INDEXED, expect_indices),
+        ]
         # The spec has two children: the tuple of positional arguments, and the
         # dictionary of keyword arguments.
         containers = self._spec.children() if self._spec is not None else []
@@ -143,14 +144,8 @@ class Arguments:
         # ``fits`` is None if the program has no condition on its sizes
         if sizes.fits is not None and not sizes.fits(flat):
             raise sizes.explain(flat, input_names(self._program))
-        for position, (low, high) in self._value_ranges.items():
-            expect_within(
-                flat[position], low, high, lambda: input_names(self._program), position
-            )
-        for position, (low, high) in self._index_ranges.items():
-            expect_indices(
-                flat[position], low, high, lambda: input_names(self._program), position
-            )
+        for k, low, high, check in self._ranges:
+            check(flat[k], low, high, lambda: input_names(self._program), k)
         return flat
 
     def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
@@ -201,13 +196,24 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
     return partial(is_fixed, wanted)
 
 
-def _marked_ranges(program: ExportedProgram, key: str) -> dict[int, tuple[int, int]]:
-    """Return position of an input -> the range (lowest, highest) in its metadata."""
-    ranges = {}
+class _Range(NamedTuple):
+    """The range of an integer input, and the function that checks it."""
+
+    position: int
+    low: int
+    high: int
+    check: Callable[..., None]
+
+
+def _marked_ranges(
+    program: ExportedProgram, key: str, check: Callable[..., None]
+) -> list[_Range]:
+    """Return the ranges that input metadata has under ``key``."""
+    ranges = []
     for position, node in enumerate(user_inputs(program)):
         if key in node.meta:
             low, high = node.meta[key]
-            ranges[position] = (low, high)
+            ranges.append(_Range(position, low, high, check))
     return ranges
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 from delegraph_programs import normalize, user_inputs
-from delegraph_programs.exported_program import forget_guards, results, why_not_valid
+from delegraph_programs.exported_program import results, why_not_valid
 from delegraph_programs.fold_scalars import fold_scalars
 from delegraph_programs.state_across_methods import mark_shared_state
 from delegraph_programs.training_mode import training_note
@@ -60,7 +60,8 @@ def normalize_programs(
             if change := _change_of_border(before, _border(program)):
                 # the results can no longer be compared with those of eager
                 result.changed[method] = change
-                forget_guards(program)
+                # torch's conditions on input sizes are wrong if dimensions moved
+                program._guards_code = []
         result.programs[method] = program
     result.notes.extend(mark_shared_state(result.programs))
     # After buffers that methods share are marked: no number may be read from a buffer

@@ -124,29 +124,29 @@ def _padded(image: Node, settings: _Settings) -> torch.Tensor:
 
 
 def _settings(node: Node, given: dict[str, Any], dimensions: int) -> _Settings:
-    """Return the settings of a convolution; lists have a number for each dimension."""
-    stride = _for_each(given["stride"], dimensions)
+    """Return the settings of a convolution; ``given`` has its arguments by name."""
     dilation = _for_each(given["dilation"], dimensions)
-    groups = given["groups"]
-    zeros = [0] * dimensions
-    if node.target in _TRANSPOSED:
-        padding = _for_each(given["padding"], dimensions)
-        output_padding = _for_each(given["output_padding"], dimensions)
-        return _Settings(stride, padding, dilation, True, output_padding, groups, [])
-    if not isinstance(given["padding"], str):
-        padding = _for_each(given["padding"], dimensions)
-        return _Settings(stride, padding, dilation, False, zeros, groups, [])
-    if given["padding"] == "valid":
-        return _Settings(stride, zeros, dilation, False, zeros, groups, [])
-    # The padding "same": the convolution pads both sides equally. An odd zero is added
-    # behind. ``constant_pad_nd`` takes the last dimension first.
-    kernel = given["weight"].meta["val"].shape[2:]
-    total = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+    padding = given["padding"]
     extra: list[int] = []
-    for zeros_of_dimension in reversed(total):
-        extra += [0, zeros_of_dimension % 2]
-    before = [zeros_of_dimension // 2 for zeros_of_dimension in total]
-    return _Settings(stride, before, dilation, False, zeros, groups, extra)
+    if padding == "valid":
+        padding = 0
+    elif padding == "same":
+        # The convolution pads both sides equally. An odd zero is added behind.
+        # ``constant_pad_nd`` takes the last dimension first.
+        kernel = given["weight"].meta["val"].shape[2:]
+        zeros = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+        for count in reversed(zeros):
+            extra += [0, count % 2]
+        padding = [count // 2 for count in zeros]
+    return _Settings(
+        _for_each(given["stride"], dimensions),
+        _for_each(padding, dimensions),
+        dilation,
+        node.target in _TRANSPOSED,
+        _for_each(given.get("output_padding", 0), dimensions),
+        given["groups"],
+        extra,
+    )
 
 
 def _for_each(value: Sequence[int] | int, dimensions: int) -> list[int]:
