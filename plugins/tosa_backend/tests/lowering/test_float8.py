@@ -123,6 +123,8 @@ def test_casts_of_float8_equal_eager(dtype):
     finite = torch.linspace(-448, 448, 57).to(dtype)
     assert_lowers_as_eager(lambda x: x.to(torch.int32), finite)
     assert_lowers_as_eager(lambda x, y: x.type_as(y), torch.linspace(-9, 9, 7), finite)
+    copy = torch.ops.aten.copy.default
+    assert_lowers_as_eager(lambda x: copy(torch.zeros(57), x), finite)
 
 
 MOVES = {

@@ -8,7 +8,7 @@ call permits less exact sums (``_scaled_mm`` with ``use_fast_accum``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from delegraph.errors import Unsupported
@@ -16,6 +16,7 @@ from delegraph.errors import Unsupported
 from ..ir import operators as tosa
 from ..ir.graph import Operator, Value
 from ..ir.types import FLOAT8, FLOATS, SHORT_FLOATS, DType, Type
+from .arguments import has_dtype, map_values
 from .builder import Tosa
 from .torch_values.tensor_types import finfo
 
@@ -48,17 +49,6 @@ def takes_float8(rule: F) -> F:
     """Make ``rule`` one that gets operands of fp8 as they are."""
     _TAKING_FLOAT8.add(rule)
     return rule
-
-
-def has_dtype(dtypes: Collection[DType], arguments: Iterable[Any]) -> bool:
-    """Return whether an argument, or an element of a list, has one of these types."""
-    for argument in arguments:
-        if isinstance(argument, Value):
-            if argument.type.dtype in dtypes:
-                return True
-        elif isinstance(argument, (list, tuple)) and has_dtype(dtypes, argument):
-            return True
-    return False
 
 
 def widened(t: Tosa, x: Value, dtype: DType = DType.FP32) -> Value:
@@ -139,12 +129,3 @@ def _in_fp32(t: Tosa, x: Value) -> Value:
     if x.dtype in FLOAT8:
         return widened(t, x)
     return t.cast(x, DType.FP32) if x.dtype in SHORT_FLOATS else x
-
-
-def map_values(argument: Any, function: Callable[[Value], Value]) -> Any:
-    """Apply ``function`` to each value in an argument of a rule, also in lists."""
-    if isinstance(argument, Value):
-        return function(argument)
-    if isinstance(argument, (list, tuple)):
-        return [map_values(part, function) for part in argument]
-    return argument

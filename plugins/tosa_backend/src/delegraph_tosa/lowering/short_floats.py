@@ -18,8 +18,9 @@ from delegraph.errors import Unsupported
 from ..ir import operators as tosa
 from ..ir.graph import Operator, Value
 from ..ir.types import FLOAT8, SHORT_FLOATS, DType
+from .arguments import has_dtype, map_values
 from .builder import Tosa
-from .float8 import apply_to_float8, has_dtype, map_values, rounded
+from .float8 import apply_to_float8, rounded
 from .torch_values.tensor_types import DTYPES
 
 _PRODUCTS = frozenset(

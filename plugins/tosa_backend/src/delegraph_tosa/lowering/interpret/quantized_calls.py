@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from ...ir.graph import Value
 from ...ir.types import DType
+from ..arguments import map_values
 from ..builder import Tosa
 from ..integer.parabolas import curve_of
 from ..lazy.lazy_values import BYTES, Lazy, Pointwise, real
@@ -77,8 +78,7 @@ def computes_in_integers(target: Any) -> bool:
 def is_pointwise(target: Any, rule: Rule) -> bool:
     """Return whether the operator computes each element from the same position.
 
-    torch tags most operators of this kind. For the others, the file of ``rule`` is one
-    of the families in POINTWISE.
+    torch tags most operators of this kind. The others are in the families POINTWISE.
     """
     family = rule.function.__module__.rpartition(".")[2]
     return torch.Tag.pointwise in target.tags or family in POINTWISE
@@ -103,16 +103,16 @@ def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
         "it has several quantized operands, and no integer rule for them",
     )
     # the rule's arguments: functions of the source, and numbers
-    template: list[Any] = []
+    functions_and_numbers: list[Any] = []
     for argument in arguments:
         if isinstance(argument, Lazy):
-            template.append(curves[argument].function)
+            functions_and_numbers.append(curves[argument].function)
         else:
-            template.append(_as_scalar(t, argument))
+            functions_and_numbers.append(_as_scalar(t, argument))
 
     def function(t: Tosa, x: Value) -> Value:
         """Return the whole call as a function of x, the real numbers of the source."""
-        of_x = [a(t, x) if callable(a) else a for a in template]
+        of_x = [a(t, x) if callable(a) else a for a in functions_and_numbers]
         result: Value = rule.function(t, *of_x)
         return result
 
@@ -134,27 +134,19 @@ def _as_scalar(t: Tosa, argument: Any) -> Any:
 
 
 def _computed_if_truth(t: Tosa, curve: Pointwise) -> Value:
-    """Return ``curve`` itself if its results are floats, to be looked up later.
+    """Return ``curve`` if its results are floats, and look up results that are bools.
 
-    The next quantize operator looks them up. No quantize follows results that are
-    bools, so these are looked up here. Raises Unsupported for other results.
+    The next quantize operator looks up floats. No quantize follows bools. Raises
+    Unsupported for other results.
     """
     # the type of the results is the same for all integers: try those of 8 bits
     dtype = curve.entries(t, BYTES).dtype
     t.refuse_unless(dtype in (DType.FP32, DType.BOOL), f"its result is {dtype}")
-    return curve if dtype is DType.FP32 else curve.truth(t)
+    if dtype is DType.BOOL:
+        return curve.truth(t)
+    return curve
 
 
 def _computed(t: Tosa, arguments: list[Any]) -> list[Any]:
-    """Return the arguments of a rule with each lazy value computed in floats.
-
-    This includes values in lists.
-    """
-    computed: list[Any] = []
-    for argument in arguments:
-        if isinstance(argument, list):
-            argument = _computed(t, argument)
-        elif isinstance(argument, Value):
-            argument = real(t, argument)
-        computed.append(argument)
-    return computed
+    """Return the arguments of a rule with each lazy value computed in floats."""
+    return [map_values(argument, lambda v: real(t, v)) for argument in arguments]

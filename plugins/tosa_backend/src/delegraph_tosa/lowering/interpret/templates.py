@@ -1,8 +1,8 @@
 """Templates: equal calls are lowered once, and their operators copied.
 
-A rule depends on the types of its operands, on which of them are constant, and on its
-other arguments; of floats and bools it reads nothing more. So for equal arguments it
-makes the same operators. Networks repeat few calls: of the 249 calls of ViT-B/16, 20
+A rule with operands of floats and bools reads only their types, which of them are
+constant, and its other arguments. So for equal arguments it makes the same operators.
+Networks repeat few calls: of the 249 calls of ViT-B/16, 20
 differ. Copying takes a fifth of the time of a rule with its type inference and checks.
 All lowerings of a process share templates, and so do the support check and the
 lowering. Templates hold types only, no weights.
@@ -19,6 +19,7 @@ from torch.fx import Node
 from ...ir.graph import Array, Deferred, Entries, Folded, Literal, Operator, Value
 from ...ir.types import FLOATS, DType
 from ...spec import TosaSpec
+from ..arguments import map_values
 from ..builder import Tosa
 from ..registry import Result, Rule, apply
 from ..torch_values.tensor_types import refused
@@ -26,10 +27,10 @@ from ..torch_values.tensor_types import refused
 COPIED = FLOATS | {DType.BOOL}
 """Types of operands that have templates.
 
-Rules read more than the type of integers (ranges) and shapes (entries).
+Rules also read the ranges of integers and the entries of shapes.
 """
 MOST = 4096
-"""The most templates of a target; then all are dropped."""
+"""The most templates of a target. If one more is made, all others are dropped."""
 
 
 def _refuse_reading() -> Array:
@@ -42,16 +43,12 @@ ABSENT = Deferred(_refuse_reading)
 
 
 class Template:
-    """The operators that a rule made for ``operands``, to be copied for other operands.
-
-    ``t`` is the builder on which the rule ran, ``result`` is the rule's result.
-    """
+    """The operators that a rule made for some operands, to be copied for others."""
 
     def __init__(self, operands: Iterable[Value], t: Tosa, result: Result) -> None:
         """Collect the operators that depend on ``operands``, which a copy must repeat.
 
-        ``t`` is the builder on which the rule ran, ``result`` is the result that the rule
-        returned.
+        ``t`` is the builder on which the rule ran, ``result`` is the rule's result.
         """
         self._operands = list(operands)
         self.result = result
@@ -63,42 +60,39 @@ class Template:
         """Whether copies are right: results have ``COPIED`` types and are not lazy."""
         for operator in t.operators:
             for value in operator.inputs:
-                self._depends_on_operands(value)
+                self._visit(value)
             self._add(operator)
         results = result if isinstance(result, tuple) else (result,)
         for returned in results:
             if returned is not None:
-                self._depends_on_operands(returned)
+                self._visit(returned)
                 # a lazy value has more than its type
                 self.is_usable &= type(returned) is Value
         # shapes and numbers: a copy takes the equal literals of its own builder, if
         # there are any
         self._literals = {key: v for key, v in t.literals() if v in self._depends}
 
-    def _depends_on_operands(self, value: Value) -> bool:
-        """Return whether ``value`` depends on the operands.
+    def _visit(self, value: Value) -> None:
+        """Note in ``_depends`` whether ``value`` depends on the operands.
 
-        Two side effects for a value that is seen for the first time: if it was folded
-        by an operator that depends on the operands, this operator is added, because it
-        is not in ``t.operators``; and ``is_usable`` becomes False if the value is a
-        constant that a copy could not make again.
+        If an operator on the operands was folded to ``value``, adds this operator: it
+        is not in ``t.operators``. Sets ``is_usable`` to False if a copy could not make
+        ``value`` again, such as elements read from a weight.
         """
         if value in self._depends:
-            return self._depends[value]
+            return
         constant = value.constant
         if isinstance(constant, Folded):
-            # a list, not a generator: the side effects are needed for all inputs
-            depends = [self._depends_on_operands(v) for v in constant.operator.inputs]
-            if any(depends) and value not in self._depends:
-                # marks its results, of which ``value`` is one
-                self._add(constant.operator)
-        else:
-            is_shape = isinstance(value.producer, Entries)
-            # neither a literal nor a shape with sizes of the operands: for example
-            # elements read from a weight
-            if not isinstance(constant, Literal) and not is_shape:
-                self.is_usable = False
-        return self._depends.setdefault(value, False)
+            folded = constant.operator
+            for operand in folded.inputs:
+                self._visit(operand)
+            if any([self._depends[operand] for operand in folded.inputs]):
+                # this marks its results, of which ``value`` is one
+                self._add(folded)
+        elif not isinstance(constant, Literal):
+            # a shape with sizes of the operands can be made again
+            self.is_usable &= isinstance(value.producer, Entries)
+        self._depends.setdefault(value, False)
 
     def _add(self, operator: Operator) -> None:
         """Add ``operator``, with results that depend on operands, for copies to repeat.
@@ -134,48 +128,51 @@ class Template:
         return self._result(new)
 
     def outline(self, operands: Iterable[Value]) -> Result:
-        """Return the template's own result, with passed operands replaced."""
+        """Return the template's own result, or ``operands`` that the rule returned."""
         return self._result(dict(zip(self._operands, operands, strict=True)))
 
     def _result(self, new: Mapping[Value, Value]) -> Result:
         """Return the result, with ``new`` values in place of the template's.
 
-        One that is not lowered is None.
+        A result that is not lowered stays None.
         """
         if isinstance(self.result, tuple):
             return tuple([None if v is None else new.get(v, v) for v in self.result])
-        return None if self.result is None else new.get(self.result, self.result)
+        if self.result is None:
+            return None
+        return new.get(self.result, self.result)
 
 
 class Templates:
     """All templates for one target."""
 
     def __init__(self, spec: TosaSpec) -> None:
-        """No templates yet; ``spec`` is the target for which rules are run."""
+        """Create a collection without templates, for the target ``spec``."""
         self._spec = spec
         self._known: dict[Hashable, Template] = {}
 
     def apply(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """Return the result of a call, copied from its template or made by its rule."""
         operands: dict[Value, int] = {}
-        template = self._find(rule, node, arguments, operands)
+        template = self._template_for(rule, node, arguments, operands)
         if template is None:
             return apply(t, rule, node, arguments)
         return template.copy(t, operands)
 
     def outline(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-        """For a support check: a result with the types of the result of ``apply``.
+        """Return a result with the types of the result of ``apply``.
 
-        If the call has a template, this is the template's own result, and no operators
-        are copied. An operand that is returned as it came is the call's own.
+        The support check needs no more. If the call has a template, this is the
+        template's own result, and no operators are copied. If the rule returns an
+        operand, the result is the operand of this call.
         """
         operands: dict[Value, int] = {}
-        template = self._find(rule, node, arguments, operands)
+        template = self._template_for(rule, node, arguments, operands)
         if template is None:
             return apply(t, rule, node, arguments)
         return template.outline(operands)
 
-    def _find(
+    def _template_for(
         self, rule: Rule, node: Node, arguments: list[Any], operands: dict[Value, int]
     ) -> Template | None:
         """Return the template for a call, made if it is new.
@@ -207,7 +204,8 @@ class Templates:
             constant = None if value.constant is None else ABSENT
             stand_ins[value] = Value(value.type, constant)
         t = Tosa(self._spec)
-        result = apply(t, rule, node, [_replaced(a, stand_ins) for a in arguments])
+        replaced = [map_values(a, stand_ins.__getitem__) for a in arguments]
+        result = apply(t, rule, node, replaced)
         return Template(stand_ins.values(), t, result)
 
 
@@ -244,12 +242,3 @@ def _key(argument: Any, operands: dict[Value, int]) -> Hashable:
     if isinstance(argument, float):
         return float, repr(argument)
     return type(argument), argument
-
-
-def _replaced(argument: Any, stand_ins: dict[Value, Value]) -> Any:
-    """Replace each value in an argument, or in a list, by its substitute."""
-    if isinstance(argument, Value):
-        return stand_ins[argument]
-    if isinstance(argument, (list, tuple)) and not hasattr(argument, "_fields"):
-        return [_replaced(a, stand_ins) for a in argument]
-    return argument
