@@ -313,7 +313,8 @@ def _register_choice(*overloads: Any, larger: bool) -> None:
         """
         dtype = pair[0].dtype
         wide = [v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair]
-        chosen = t.maximum(*wide) if larger else t.minimum(*wide)
+        left, right = wide
+        chosen = t.maximum(left, right) if larger else t.minimum(left, right)
         return t.cast(chosen, dtype)
 
     def rule(t: Tosa, self: Any, other: Any) -> Any:

@@ -2,8 +2,9 @@
 
 All hints are worded in this module. Each function returns a ``Reason``: its text, the
 hint, and a ``cause``, a key by which the report groups refusals that one change would
-remove. ``of`` is the operand because of which the call is refused, ``unless`` is the
-change (another dtype, or static sizes).
+remove. ``unless`` is this change: another dtype, a range, or static sizes. ``of`` is
+the operand because of which the call is refused. ``instead`` is a reason with another
+change, for the case that this one is not enough.
 """
 
 from __future__ import annotations
@@ -88,51 +89,39 @@ def int64_value(node: Node, why: str) -> Reason:
 
     ``why`` is the range of its integers, as a text.
     """
-    cast = "write .int() after the call that makes it"
-    if node.op == "placeholder":
-        cast = (
-            f'declare that, options={{"tosa": {{"int32_inputs": ["{node.name}"]}}}}'
-            f' ("{node.name}=0..1" for a mask that is'
+    name = node.name
+    text = f"the input {name}: {why}"
+
+    def reason(hint: str, unless: Any, instead: Reason | None = None) -> Reason:
+        """Return the reason with a hint; ``instead`` has another one."""
+        return Reason(
+            text, hint=hint, cause="int64", of=node, unless=unless, instead=instead
         )
-        cast += (
-            f" computed with), or let {node.name} be int32 from the start; a mask can"
-            " be bool"
-        )
-    text = f"the input {node.name}: {why}"
-    hint = f"if its values fit into 32 bits, {cast}"
+
     if node.op != "placeholder":
-        return Reason(text, hint=hint, cause="int64", of=node, unless=torch.int32)
-    reason = Reason(
-        text,
-        hint=f"let {node.name} be int32 from the start",
-        cause="int64",
-        of=node,
-        unless=torch.int32,
-    )
-    for low, high, what in (
-        (0, 1, "if it is a mask"),
-        (0, _SMALL, "if its values lie in a small range"),
-    ):
-        promise = (
-            f'options={{"tosa": {{"int32_inputs": ["{node.name}={low}..{high}"]}}}}'
+        hint = (
+            "if its values fit into 32 bits, write .int() after the call that makes it"
         )
-        advice = f"{what}, declare that: {promise}, with its range"
-        reason = Reason(
-            text,
-            hint=advice,
-            cause="int64",
-            of=node,
-            unless=(low, high),
-            instead=reason,
-        )
-    return Reason(
-        text,
-        hint=hint,
-        cause="int64",
-        of=node,
-        unless=(-(1 << 31), (1 << 31) - 1),
-        instead=reason,
+        return reason(hint, torch.int32)
+
+    def declare_range(case: str, low: int, high: int) -> str:
+        """Return the hint to declare a range of the input in ``case``."""
+        promise = f'options={{"tosa": {{"int32_inputs": ["{name}={low}..{high}"]}}}}'
+        return f"{case}, declare that: {promise}, with its range"
+
+    # from the last choice to the first
+    as_int32 = reason(f"let {name} be int32 from the start", torch.int32)
+    mask = declare_range("if it is a mask", 0, 1)
+    as_mask = reason(mask, (0, 1), as_int32)
+    small = declare_range("if its values lie in a small range", 0, _SMALL)
+    as_small = reason(small, (0, _SMALL), as_mask)
+    hint = (
+        "if its values fit into 32 bits, declare that,"
+        f' options={{"tosa": {{"int32_inputs": ["{name}"]}}}}'
+        f' ("{name}=0..1" for a mask that is computed with), or let {name} be int32 from'
+        " the start; a mask can be bool"
     )
+    return reason(hint, (-(1 << 31), (1 << 31) - 1), as_small)
 
 
 def _give_other_dtype(input: str, other: torch.dtype, cast: str) -> str:
@@ -154,10 +143,11 @@ def cast_of_bytes(dtype: torch.dtype | None, input: str | None) -> Reason:
     ``input`` is the name of the input that is cast; None if the operand is no input.
     """
     cast, other = _INSTEAD[torch.uint8]
-    hint = _give_other_dtype(input, other, cast) if input else "as float32 it is taken"
-    return Reason(
-        f"uint8 is not converted to {dtype}, only to float32", hint=hint, cause="uint8"
-    )
+    hint = "as float32 it is taken"
+    if input is not None:
+        hint = _give_other_dtype(input, other, cast)
+    text = f"uint8 is not converted to {dtype}, only to float32"
+    return Reason(text, hint=hint, cause="uint8")
 
 
 def int64_result(text: str) -> Reason:
@@ -192,26 +182,23 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
     name = str(dtype).removeprefix("torch.")
     cast, other = _INSTEAD.get(dtype, ("", None))
     text = f"TOSA has no {dtype}"
+    if what:
+        text = f"{what}: {text}"
     hint = ""
-    if other is not None and of is None:
+    if dtype.is_complex:
+        hint = (
+            "compute real and imaginary parts apart, as torch.view_as_real gives them"
+        )
+    elif other is not None and of is None:
         hint = (
             f"let it be {other}: without casts to {dtype}, and without buffers or"
             " constants of it"
         )
     elif other is not None and of is not None:
-        is_input = of.op == "placeholder"
-        hint = (
-            _give_other_dtype(of.name, other, cast)
-            if is_input
-            else f"write {cast} after the call that makes it"
-        )
-    if dtype.is_complex:
-        hint = (
-            "compute real and imaginary parts apart, as torch.view_as_real gives them"
-        )
-    return Reason(
-        f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other
-    )
+        hint = f"write {cast} after the call that makes it"
+        if of.op == "placeholder":
+            hint = _give_other_dtype(of.name, other, cast)
+    return Reason(text, hint=hint, cause=name, of=of, unless=other)
 
 
 def no_operand(dtype: torch.dtype) -> Reason:
@@ -326,15 +313,14 @@ def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reaso
     # a target for integers, and a model of floats
     if all("PRO-FP" in names for names in ways):
         return Reason(text, hint=_QUANTIZE, cause="floats for integers")
-    wider = spec.with_names(
-        min(ways, key=lambda names: (len(names - spec.names), sorted(names)))
-    )
-    needs = ways_of(ways, spec.version)
-    return Reason(
-        text,
-        hint=f"if your device has it, lower for spec={wider}",
-        cause=f"target {needs}",
-    )
+
+    def cost(names: frozenset[str]) -> tuple[int, list[str]]:
+        """Return how many names are added; equal numbers are sorted by name."""
+        return len(names - spec.names), sorted(names)
+
+    wider = spec.with_names(min(ways, key=cost))
+    hint = f"if your device has it, lower for spec={wider}"
+    return Reason(text, hint=hint, cause=f"target {ways_of(ways, spec.version)}")
 
 
 def scale_at_run_time() -> Reason:
@@ -358,9 +344,14 @@ def _is_chosen_scale(node: Node) -> bool:
 
 def _chooses_scale(target: Any) -> bool:
     """Return whether the operator ``target`` computes a scale from the data."""
-    return isinstance(target, torch._ops.OpOverload) and target._schema.name.startswith(
-        _CHOOSES
-    )
+    return _schema_name(target).startswith(_CHOOSES)
+
+
+def _schema_name(target: Any) -> str:
+    """Return the name of an operator with its namespace; "" for other targets."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return ""
+    return target._schema.name
 
 
 def neither(in_integers: str, in_floats: str) -> str:
@@ -376,37 +367,29 @@ def neither(in_integers: str, in_floats: str) -> str:
 
 
 def at_border(spec: TosaSpec, node: Node, why: str) -> str:
-    """Add a hint if ``node`` quantizes an input or dequantizes a result.
+    """Add a hint to the refusal ``why`` of ``node`` on a target without floats.
 
-    On a target without floats the host quantizes inputs and dequantizes results. The
-    hint is a transform that makes the program take and return integers instead.
+    There, the host quantizes inputs and dequantizes results. If ``node`` does that, the
+    hint is a transform with which the program takes and returns integers. If ``node``
+    computes floats, the hint is to quantize the model.
     """
-    name = (
-        node.target._schema.name
-        if isinstance(node.target, torch._ops.OpOverload)
-        else ""
-    )
-    arrives = (
-        name == "quantized_decomposed::quantize_per_tensor"
-        and node.all_input_nodes[0].op == "placeholder"
-    )
-    leaves = name == "quantized_decomposed::dequantize_per_tensor" and all(
-        u.op == "output" for u in node.users
-    )
     if "FP" in spec.profiles:
         return why
-    if not (arrives or leaves):
-        needs_floats = "needs PRO-FP" in why and not isinstance(why, Reason)
-        return (
-            Reason(why, hint=_QUANTIZE, cause="floats for integers")
-            if needs_floats
-            else why
+    name = _schema_name(node.target)
+    is_at_border = False
+    if name == "quantized_decomposed::quantize_per_tensor":
+        is_at_border = node.all_input_nodes[0].op == "placeholder"
+    elif name == "quantized_decomposed::dequantize_per_tensor":
+        is_at_border = all(user.op == "output" for user in node.users)
+    if is_at_border:
+        hint = (
+            "a program that takes and returns integers:"
+            " transforms=[delegraph_tosa.borders.integer_borders]"
         )
-    hint = (
-        "a program that takes and returns integers:"
-        " transforms=[delegraph_tosa.borders.integer_borders]"
-    )
-    return Reason(why, hint=hint, cause="quantized border")
+        return Reason(why, hint=hint, cause="quantized border")
+    if "needs PRO-FP" in why and not isinstance(why, Reason):
+        return Reason(why, hint=_QUANTIZE, cause="floats for integers")
+    return why
 
 
 def no_rule(target: Any) -> Reason:
