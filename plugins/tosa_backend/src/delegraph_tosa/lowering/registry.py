@@ -29,6 +29,7 @@ from ..ir.graph import Undecided, Value
 from ..ir.types import DType, Type
 from .builder import Tosa
 from .ranges.border_dtypes import AS_ITSELF, BORDER_DTYPE
+from .ranges.bounds import argument_of_call
 from .ranges.index_bounds import Bound
 from .ranges.value_ranges import Range
 from .short_floats import apply_rounding_once
@@ -272,7 +273,7 @@ def bind(
     """
     arguments: list[Any] = []
     for position, (name, default) in enumerate(rule.parameters):
-        given = _argument(node, position, name, default=_MISSING)
+        given = argument_of_call(node, position, name, default=_MISSING)
         if given is _MISSING:
             arguments.append(default)
         elif position in rule.types:
@@ -289,16 +290,6 @@ def bind(
     return arguments
 
 
-def _argument(node: Node, position: int, name: str, default: Any) -> Any:
-    """Return an argument of the call ``node``, or ``default`` if it is not passed.
-
-    The call passes it at ``position`` or as the keyword ``name``.
-    """
-    if position < len(node.args):
-        return node.args[position]
-    return node.kwargs.get(name, default)
-
-
 def indexes_of(node: Node) -> list[tuple[Any, Range]]:
     """Return the index arguments of a call, each with the range that eager accepts."""
     rule = RULES.get((node.target, Value))  # type: ignore[arg-type]
@@ -310,7 +301,7 @@ def indexes_of(node: Node) -> list[tuple[Any, Range]]:
         """Return the argument ``name`` of the call, or its default in the schema."""
         position = positions[name]
         _, default = rule.parameters[position]
-        return _argument(node, position, name, default)
+        return argument_of_call(node, position, name, default)
 
     result: list[tuple[Any, Range]] = []
     for name, bound in rule.indexes.items():

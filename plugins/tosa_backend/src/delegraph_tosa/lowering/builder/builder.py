@@ -41,9 +41,9 @@ class Tosa(Operators):
     def _in_other_types(self, operator: Operator, why: str) -> Value:
         """Compute an operator in another way if the target refuses it for ``why``.
 
-        On a target of TOSA 0.80, ``older_substitutes.instead`` may have a replacement, and
-        ``device_substitutes.instead`` on one that names a device. Otherwise the base class
-        tries other types.
+        ``older_substitutes`` has replacements for targets of TOSA 0.80,
+        ``device_substitutes`` for targets that name a device. Without a replacement,
+        the base class tries other types.
         """
         substitute = None
         if self.spec.version < (1, 0):

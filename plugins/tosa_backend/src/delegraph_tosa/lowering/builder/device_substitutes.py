@@ -1,4 +1,4 @@
-"""Replaces integer operators that an NPU lacks (``narrow``) by equal ones that it has.
+"""Replaces integer operators that an NPU lacks by equal ones that it has.
 
 The builder calls ``instead`` when a target that names a device refuses an operator. If
 that returns None, the call that needs the operator is refused.
@@ -20,7 +20,7 @@ from .operators import Operators
 def instead(t: Operators, operator: Operator) -> Value | None:
     """Return the result of ``operator`` on integers by other operators.
 
-    None without a replacement.
+    Returns None without a replacement.
     """
     result = _substitute(t, operator)
     if result is not None:
@@ -51,8 +51,8 @@ def _substitute(t: Operators, operator: Operator) -> Value | None:
 def _rounded_down(t: Operators, shift: tosa.ARITHMETIC_RIGHT_SHIFT) -> Value | None:
     """Return a shift that rounds down on Ethos-U55, where shifts round to nearest.
 
-    Returns None unless the number of bits is known. A shift that rounds adds half of
-    the last bit that stays. So that half is taken off before.
+    A shift that rounds to nearest adds half of the last bit that stays. So this half is
+    subtracted before. Returns None unless the number of bits is constant.
     """
     x, amount = shift.inputs
     bits = _number(amount)
@@ -86,11 +86,11 @@ def _low_bits(t: Operators, masked: Operator) -> Value | None:
 def _by_halves(
     t: Operators,
     reduction: tosa.REDUCE_MAX | tosa.REDUCE_MIN,
-    larger: Callable[[Value, Value], Value],
+    choose: Callable[[Value, Value], Value],
 ) -> Value | None:
-    """Return the largest or smallest element along an axis.
+    """Return the largest or smallest element along an axis, chosen by ``choose``.
 
-    Combines two halves, which may overlap, until one element is left.
+    It combines two halves, which may overlap, until one element is left.
     """
     x = reduction.inputs[0]
     axis = reduction.axis
@@ -105,15 +105,15 @@ def _by_halves(
         start_of_second[axis] = count - half
         first = t.slice(x, [0] * x.rank, size)
         second = t.slice(x, start_of_second, size)
-        x = larger(first, second)
+        x = choose(first, second)
         count = half
     return x
 
 
 def _selected(t: Operators, selection: Operator) -> Value | None:
-    """Return a SELECT with a constant condition, such as a causal mask.
+    """Return the result of a SELECT by a constant condition, such as a causal mask.
 
-    None for others.
+    Returns None for other conditions.
     """
     condition, on_true, on_false = selection.inputs
     if condition.constant is None:
@@ -126,8 +126,8 @@ def _selected(t: Operators, selection: Operator) -> Value | None:
         return t.cast(wide, on_true.dtype)
     bound = _number(on_false)
     low, high = range_of(on_true)
-    # no selected element is beyond ``bound``: a MINIMUM or MAXIMUM with limits
-    # that hold where it is not
+    # if ``on_true`` is never below ``bound``, its MINIMUM with ``bound`` is ``bound``,
+    # and its MINIMUM with the largest int32 is ``on_true``; and the reverse
     if bound is not None and bound <= low:
         return t.minimum(on_true, t.select(condition, INT32[1], on_false))
     if bound is not None and bound >= high:
@@ -139,10 +139,7 @@ def _selected(t: Operators, selection: Operator) -> Value | None:
 
 
 def _number(constant: Value) -> int | None:
-    """Return the integer of a constant with one element in memory.
-
-    None for other values.
-    """
+    """Return the integer of a constant with one element in memory, else None."""
     if not isinstance(constant.constant, Literal):
         return None
     array = constant.constant.array

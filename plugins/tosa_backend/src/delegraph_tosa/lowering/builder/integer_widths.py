@@ -19,7 +19,7 @@ from ..torch_values.hints import int64_result
 from ..torch_values.tensor_types import refused
 from .emitter import Emitter
 
-SMALL = DType.INT8, DType.INT16
+SMALL = (DType.INT8, DType.INT16)
 IN_32_BITS = (
     tosa.ABS,
     tosa.ADD,
@@ -42,7 +42,7 @@ class IntegerWidths(Emitter):
     """
 
     def __init__(self, spec: TosaSpec) -> None:
-        """A builder without operators for the target ``spec``."""
+        """Create a builder without operators for the target ``spec``."""
         super().__init__(spec)
         self._narrow: dict[Value, Value] = {}
         """Int64 value that rules see -> the int32 tensor with the same elements."""
@@ -178,8 +178,8 @@ class IntegerWidths(Emitter):
             return y
         return self.emit(tosa.CAST, (y,), dtype=result.dtype)
 
-    # ---- int32 that is computed as fp32 on a target without PRO-INT (see
-    # ``as_floats``)
+    # ---- int32 that is computed as fp32 on a target without PRO-INT
+    # (``ints_as_floats``)
 
     def _appended_as_floats(self, operator: Operator) -> Value:
         """Return the result of ``operator`` on int32, computed on fp32.

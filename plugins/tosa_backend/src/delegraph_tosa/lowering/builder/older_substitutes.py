@@ -31,7 +31,7 @@ COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 def instead(t: Operators, operator: Operator) -> Value | None:
     """Compute ``operator``, which TOSA 0.80 lacks, by other operators.
 
-    Returns None without a replacement.
+    Returns None if there is no replacement.
     """
     dtype = operator.outputs[0].dtype
     if isinstance(operator, tosa.SIN):

@@ -154,7 +154,7 @@ class Operators(IntegerWidths, Regions):
 
         ``promotion.converted`` truncates as torch does.
         """
-        if self._are_one_type(x, dtype):
+        if self._is_free_cast(x, dtype):
             return self.narrowed(x) if dtype is DType.INT32 else self.widened(x)
         if x.dtype is dtype:
             return x
@@ -162,27 +162,26 @@ class Operators(IntegerWidths, Regions):
         if is_small and x.dtype is DType.INT64 and self.has_int64:
             # TOSA has no CAST from int64 to these: two steps keep the same low bits
             x = self.emit(tosa.CAST, (x,), dtype=DType.INT32)
-        if is_small and x.dtype is DType.INT32 and self._rescales(x, dtype):
+        if is_small and x.dtype is DType.INT32 and self._needs_rescale(x, dtype):
             one = self.constant(1 << 30, DType.INT32)
             shift = self.constant(30, DType.INT8)
             return self.rescale(x, one, shift, before=0, after=0, dtype=dtype)
         return self.emit(tosa.CAST, (x,), dtype=dtype)
 
-    def _are_one_type(self, x: Value, dtype: DType) -> bool:
-        """Return whether x and ``dtype`` are int32 and int64, and the same in the graph.
+    def _is_free_cast(self, x: Value, dtype: DType) -> bool:
+        """Return whether a cast of a computed x to ``dtype`` takes no operator.
 
-        Without int64, the graph has an int32 for both. So a cast takes no operator.
-        Constants have both types.
+        On a target without int64, the graph has an int32 for both int32 and int64.
         """
         if self.has_int64 or x.constant is not None:
             return False
         return {x.dtype, dtype} == {DType.INT32, DType.INT64}
 
-    def _rescales(self, x: Value, dtype: DType) -> bool:
+    def _needs_rescale(self, x: Value, dtype: DType) -> bool:
         """Return whether a RESCALE by 1 replaces the CAST of x to ``dtype``.
 
-        The target has no CAST, and x is in range. RESCALE saturates where CAST keeps
-        the low bits. Ethos-U55 has no CAST from int32.
+        Some targets, such as Ethos-U55, have no CAST from int32. RESCALE saturates where
+        CAST keeps the low bits, so x has to be in range.
         """
         if x.constant is not None or not inside(range_of(x), range_of_type(dtype)):
             return False

@@ -1,7 +1,7 @@
 """Lowers ``cond`` and ``while_loop``.
 
 A call is lowered with its subgraphs or not at all. ``cond`` and ``while_loop`` become
-COND_IF and WHILE_LOOP; ``map`` and ``scan`` are in ``repeated``. Calls in a subgraph
+COND_IF and WHILE_LOOP; ``map`` and ``scan`` are in ``map_and_scan``. Calls in a subgraph
 are lowered by the same rules as elsewhere, in a dry run too. If one of them is refused,
 so is the whole call, and the core lowers the subgraph as a program of its own.
 """
@@ -184,10 +184,7 @@ def _expect_32_bits(t: Tosa, carried: Sequence[Value], ranges: Ranges) -> None:
 
 
 class _Loop:
-    """A call of ``while_loop``.
-
-    Finds out which carried values are quantized, and the ranges of carried integers.
-    """
+    """A call of ``while_loop``: which carried values are quantized, ranges of integers."""
 
     def __init__(self, outer: Interpreter, call: Node) -> None:
         """``call`` is the node of ``while_loop(condition, body, carried, additional)``.
@@ -206,7 +203,7 @@ class _Loop:
     def subgraphs(
         self, ranges: Ranges, only: Wanted | None = None
     ) -> tuple[Subgraph, Subgraph]:
-        """Condition and body, lowered for carried values in ``ranges``.
+        """Return condition and body, lowered for carried values in ``ranges``.
 
         The body runs only if the condition is true, so the condition narrows the ranges
         for the body. ``only`` selects results of the body by their nodes; None selects

@@ -31,13 +31,13 @@ from ..torch_values.hints import int64_carried, other_target
 from ..torch_values.tensor_types import refused, type_of
 from .subgraphs import (
     Key,
+    copy_of_integers,
     held,
     is_alike,
     is_quantized,
     lower_calls,
     module_of,
     operands_of,
-    own,
     placeholder_positions,
     require_control_flow,
     results_of,
@@ -94,18 +94,18 @@ class _Steps:
     def __init__(self, outer: Interpreter, body: Any, xs: Any) -> None:
         """Prepare the steps. ``outer`` interprets the program around the call.
 
-        ``xs`` are the nodes of the tensors that are sliced. ``body`` is the get_attr
-        node of the subgraph of one step: ``nodes`` are the nodes of this subgraph,
-        ``position`` maps its placeholders to 0, 1, .. ``count`` is the number of steps,
-        ``most`` the largest that it can be.
+        ``body`` is the get_attr node of the subgraph of one step. ``xs`` are the nodes
+        of the tensors of which each step takes a slice.
         """
         self.outer = outer
         self.name = str(body.target)
         self.nodes = list(module_of(body).graph.nodes)
+        """The nodes of the subgraph."""
         self.position = placeholder_positions(self.nodes)
         self.xs = [value_in(outer, x, "a step takes a slice of") for x in xs]
         self.count = self.xs[0].shape[0]
-        self.most = size_range(self.count)[1]
+        """The number of steps; ``most`` is the largest that it can be."""
+        _, self.most = size_range(self.count)
         self.are_too_many = is_dynamic(self.count) or self.count > MOST_STEPS
 
     def run(self, step: int, carried: Sequence[Value], additional: Any) -> list[Value]:
@@ -146,7 +146,7 @@ class _Steps:
         """
         t = self.outer.t
         stacks = []
-        # those of one result, in the order of steps
+        # ``values`` are one result of the body, for each step in order
         for values in zip(*rows, strict=True):
             if not all(is_alike(v, values[0]) for v in values):
                 values = tuple([real(t, v) for v in values])
@@ -168,10 +168,13 @@ def _in_steps_of(like: Value, held: Value) -> Value:
 class _Loop:
     """The steps as a WHILE_LOOP.
 
-    The loop carries, in this order: the number of the step; the carried values; the
-    rows that the steps have computed so far; the tensors that are mapped over; the
-    count of steps, if it is known at run time only; and other operands of the body. No
-    step changes the last three.
+    The loop has these inputs and outputs, tensors of the graph (int32 for int64):
+
+    - ``carried``, changed by each step: the number of the step, the carried values of
+      the scan, and the rows that the steps have computed so far
+    - ``taken``, unchanged: the tensors of which each step reads a row, and the count of
+      steps if it is known at run time only
+    - ``passed``, unchanged: additional operands and sizes that the body uses
     """
 
     def __init__(self, steps: _Steps, start: Sequence[Value], additional: Any) -> None:
@@ -179,12 +182,7 @@ class _Loop:
 
         ``start`` are the values that the scan carries before the first step (none for
         ``map``), ``additional`` the operands that are the same for all steps;
-        ``operand_of`` returns these by position.
-
-        The inputs of the loop are ``carried``, the values that steps change; ``taken``,
-        the tensors of which each step reads a row, and the count of steps if it is
-        known at run time only; and ``passed``, additional operands and sizes, which
-        ``_body`` adds. All are tensors of the graph: int32 for an int64 of the rules.
+        ``operand_of`` returns these by position. ``_body`` fills ``passed``.
         """
         self.steps = steps
         self.outer = steps.outer
@@ -232,7 +230,7 @@ class _Loop:
         require_control_flow(self.t, tosa.WHILE_LOOP)
 
     def _as_rows(self, x: Value) -> Value:
-        """x [N,*S] -> [1,N,C], the form in which GATHER takes rows.
+        """x [N,*S] -> [1,N,C], from which GATHER takes rows.
 
         C is the product of S. A bool becomes a number.
         """
@@ -362,12 +360,11 @@ class _Loop:
             return of_this_step[k]
         key = k - len(of_this_step)
         value = self.operand_of(key)
-        # a size
-        if not isinstance(value, Value):
+        if not isinstance(value, Value):  # a size
             return value
         value = real(self.t, value)
         if value.constant is not None:
-            return own(value)
+            return copy_of_integers(value)
         input = self.passed.setdefault(key, Value(self.t.held(value).type))
         return self.t.seen(input, value.type, value.range)
 

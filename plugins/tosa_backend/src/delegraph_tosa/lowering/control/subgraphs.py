@@ -92,11 +92,10 @@ class Subgraph:
         """
         position = self.position[node]
         value = self.operand_of(position)
-        # a size
-        if not isinstance(value, Value):
+        if not isinstance(value, Value):  # a size
             return value
         if value.constant is not None:
-            return own(value)
+            return copy_of_integers(value)
         return seen(self.t, self.input(position), value, value.range)
 
     def input(self, key: Key) -> Value:
@@ -115,7 +114,7 @@ class Subgraph:
         return self.inputs[key]
 
     def compute(self, position: int) -> None:
-        """Replace the quantized result at ``position`` by real numbers, in floats."""
+        """Compute the quantized result at ``position`` in floats instead."""
         with self.t.inside(self.operators):
             self.results[position] = real(self.t, self.results[position])
 
@@ -143,10 +142,9 @@ class Subgraph:
 def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key]:
     """Return the keys of the inputs that all ``graphs`` of one operator get, in order.
 
-    A key is an operand of the call, by position, or the symbol of a size, for which the
-    input is a tensor of this length. ``carried`` come first, then the operands that any
-    of the graphs uses, then each size that a graph computes with and that no shape of
-    the inputs before it has.
+    ``carried`` come first, then the operands that any of the graphs uses. Then comes
+    the symbol of each size that a graph computes with, if no shape of the inputs before
+    has it.
     """
     keys = list(carried)
     used: set[Key] = set()
@@ -327,11 +325,12 @@ def as_long_as(t: Tosa, size: Symbol) -> Value:
     return t.tile(t.constant(0, DType.BOOL), (size_of_atom(size),))
 
 
-def own(constant: Value) -> Value:
+def copy_of_integers(constant: Value) -> Value:
     """Return a copy of an integer constant for use in one subgraph.
 
-    Constants of other types as they are. Rules may narrow the range of the copy, which
-    holds only if the subgraph runs: the original must not change.
+    Rules may narrow the range of the copy, which holds only if the subgraph runs. So
+    the original must not change. Other constants have no range, and are returned as
+    they are.
     """
     if constant.dtype not in INTEGERS:
         return constant
@@ -341,8 +340,7 @@ def own(constant: Value) -> Value:
 def require_control_flow(t: Tosa, cls: type[Operator], *operands: Value) -> None:
     """Raise Unsupported if the target lacks the control flow operator ``cls``.
 
-    Checked with empty graphs, before the subgraphs are lowered: they are not
-    needed to refuse the call.
+    This is checked with empty graphs, before the subgraphs are lowered.
     """
     empty = Graph((), (), ())
     graphs = [name for name, kind in cls.attributes.items() if kind == "Graph"]

@@ -23,7 +23,8 @@ class Axis(NamedTuple):
     def step(self, corners: bool = False) -> np.float32:
         """Return input elements per output element.
 
-        ``corners``: whether the centres of the outermost elements coincide.
+        ``corners`` is torch's align_corners: the centres of the outermost elements
+        coincide.
         """
         if corners:
             if self.out <= 1:

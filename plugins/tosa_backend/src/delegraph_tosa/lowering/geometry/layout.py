@@ -58,8 +58,8 @@ def numbers(argument: int | Sequence[int], count: int) -> tuple[int, ...]:
 def axis_of(dim: int, rank: int) -> int:
     """Return the axis, counted from 0, for ``dim`` in a tensor of ``rank`` axes.
 
-    Negative dims count from the end. 0 for a tensor without axes, for which torch
-    accepts the dims 0 and -1.
+    Negative dims count from the end. For a tensor without axes torch accepts the dims 0
+    and -1, and the result is 0.
     """
     if rank == 0:
         return 0

@@ -19,7 +19,7 @@ LARGEST = 1 << 20
 def picked(t: Tosa, x: Value, axis: int, positions: Any) -> Value:
     """x [*A,N,*B], numpy ``positions`` [*P] along ``axis`` -> [*A,*P,*B].
 
-    Raises Unsupported for more than LARGEST.
+    Raises Unsupported for more positions than LARGEST.
     """
     places = np.asarray(positions)
     t.refuse_unless(

@@ -41,7 +41,7 @@ class Window(NamedTuple):
 
     def count(self, size: int) -> int:
         """Return how many windows torch makes of an axis of ``size`` elements."""
-        # elements, with padding, that are left behind the first window
+        # elements and padding after the first window
         room = size + self.before + self.after - self.reach
         if not self.ceil:
             return room // self.stride + 1

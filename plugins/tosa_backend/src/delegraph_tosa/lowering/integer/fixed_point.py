@@ -28,7 +28,7 @@ Each one roughly squares the error.
 
 
 class Normalized(NamedTuple):
-    """A function's result as ``mantissa``, Q29 between 1 and 2, and ``shift``.
+    """A result as ``mantissa``, which is Q29 between 1 and 2, and ``shift``.
 
     A product of n and the result is computed as (n << shift) * mantissa, divided by a
     power of two.
@@ -39,9 +39,9 @@ class Normalized(NamedTuple):
 
 
 def reciprocal(t: Tosa, x: Value, iterations: int = ITERATIONS) -> Normalized:
-    """1 / x for x int32 > 0, such that n / x = (n << shift) * mantissa / 2**(31 + 29).
+    """Return 1 / x for x int32 > 0, as a mantissa and a shift.
 
-    Undefined for 0. With two ``iterations`` the relative error is below 2e-5.
+    n / x is (n << shift) * mantissa / 2**(31 + 29). With two ``iterations`` the relative error is below 2e-5.
     """
     # x is shifted until its highest bit is bit 30. Read as Q31, that is a number m with
     # 1/2 <= m < 1

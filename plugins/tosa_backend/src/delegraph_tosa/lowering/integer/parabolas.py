@@ -41,21 +41,21 @@ More would take more than the 64 KB that all values of 16 bits take.
 MORE_PIECES = (14, 16)
 """2**14 and 2**16 pieces are tried too if the sum has more than 16 bits."""
 PLACES = 3
-"""Each piece is compared at 2**PLACES places at least."""
+"""Each parabola is compared with the function at 2**PLACES places at least."""
 ALL_PLACES = 16
-"""The whole range is compared at 2**ALL_PLACES places.
+"""All parabolas are compared with the function at 2**ALL_PLACES places together.
 
-Between two, gelu near 0 bends by less than an int16 step.
+Between two such places, gelu near 0 bends by less than an int16 step.
 """
 COEFFICIENT = 28
 """Bits of a parabola's coefficient."""
 
 
 def curve_of(t: Tosa, x: Lazy) -> Pointwise:
-    """Return x as a function of one quantized value, else as the identity of the sum x.
+    """Return x as a function of one quantized value, or of itself if x is a sum.
 
-    The caller appends its own function. Raises Unsupported if the range of the sum is
-    not known.
+    The caller appends its own function to it. Raises Unsupported if the range of the
+    sum is not known.
     """
     function = x.pointwise()
     if function is not None:
@@ -96,7 +96,7 @@ class Curve(Pointwise):
             if pieces is not None:
                 return _parabolas(t, self.source.q, pieces, to)
         t.refuse_unless(
-            has_table, f"{SUM}, and of that it is no curve that a table comes near to"
+            has_table, f"{SUM}, and parabolas do not come near to its function of that"
         )
         index = t.sub(self.source.q, start)
         results = self.entries(t, range(start, end + 1))
@@ -104,10 +104,10 @@ class Curve(Pointwise):
         return _looked_up(t, index, integers, to.dtype)
 
     def _pieces(self, t: Tosa, to: Quantization, width: int) -> Pieces | None:
-        """Fit parabolas through both ends and the middle of each piece.
+        """Return parabolas through both ends and the middle of each piece.
 
-        None if they are not near enough to the function's results in the quantization
-        ``to``.
+        Returns None if they are not near enough to the function's results in the
+        quantization ``to``.
         """
         start, most = range_of(self.source.q)
         # ``count`` pieces; the function is computed at ``samples`` places of each,
@@ -159,7 +159,7 @@ class Curve(Pointwise):
     def truth(self, t: Tosa) -> Value:
         """Return the results of a function that returns bools, looked up.
 
-        Unsupported for a sum of more than 16 bits.
+        Raises Unsupported for a sum of more than 16 bits.
         """
         start, most = range_of(self.source.q)
         t.refuse_unless(most - start < INT16_VALUES, SUM)
@@ -169,10 +169,10 @@ class Curve(Pointwise):
 
 
 def _coefficients(samples: Array, ends: Array) -> Array:
-    """Return [count,3], for samples [count,N] and ends [count] of pieces.
+    """Return c0, c1, c2 [count,3] of the parabola over each piece.
 
-    They are those of the parabola with the values of the first sample, the middle one
-    and the end at u = 0, 1/2 and 1.
+    It has the value of the first of ``samples`` [count,N] at u = 0, of the middle one
+    at u = 1/2, and of ``ends`` [count] at u = 1.
     """
     first = samples[:, 0]
     middle = samples[:, samples.shape[1] // 2]
@@ -190,12 +190,12 @@ def _spacing(q: Value) -> int:
 
 
 def _is_near_enough(distance: Array, to: Quantization) -> bool:
-    """Return whether errors are small: all at most 1/4 step, most at most 1 %.
+    """Return whether the errors ``distance``, in steps of ``to``, are small.
 
-    ``distance`` is in steps of ``to``; most means 99 % (EQUAL). A result with an error
-    of 1 % of a step rounds to another integer in 1 % of cases. A result in int32 has
-    FINE bits and is quantized to at most 16 bits later, so its step counts as 2**(FINE
-    - 15).
+    All errors must be at most 1/4 step, and 99 % of them (EQUAL) at most 1 % of a step:
+    such a result rounds to another integer in 1 % of cases. A result in int32 has FINE
+    bits and is quantized to at most 16 bits later, so 2**(FINE - 15) of its steps count
+    as one.
     """
     step = 1 if to.dtype in SMALL else 1 << (FINE - 15)
     is_near = distance.max() <= step / 4

@@ -48,7 +48,7 @@ from .templates import ABSENT
 class Fact(NamedTuple):
     """All that a rule may read of a value at compile time.
 
-    For operands with equal facts, a rule does the same. ``range`` of None: no range is
+    For operands with equal facts, a rule does the same. A ``range`` of None is not
     known.
     """
 
@@ -100,7 +100,8 @@ def _why_not_32_bits(range: Range) -> str | None:
     """Return why an int64 with this range cannot be int32; None if it fits."""
     if inside(range, INT32):
         return None
-    return f"an int64 that may be from {range[0]} to {range[1]}, which does not fit into 32 bits"
+    low, high = range
+    return f"an int64 that may be from {low} to {high}, which does not fit into 32 bits"
 
 
 Constants = Callable[[Node], Fact | None]
@@ -157,7 +158,7 @@ class DryRun(Interpreter):
         nodes: Collection[Node],
         arriving: Callable[[Node], Range | None] | None,
     ) -> None:
-        """A dry run of the calls ``nodes`` on the builder ``t``.
+        """Create a dry run of the calls ``nodes`` on the builder ``t``.
 
         ``constant`` returns the fact of a constant placeholder, and None for other
         nodes. ``arriving`` returns the range of an int64 input of the delegate, which
@@ -167,7 +168,7 @@ class DryRun(Interpreter):
         super().__init__(t, lambda node: _constant(node, constant(node)), nodes)
         self.arriving = arriving or self.bounds.get
         self._passed: dict[Value, Value] = {}
-        """Maps a result of a call to the operand that it is.
+        """Maps a result to the operand that the call returned unchanged.
 
         Lowering makes them one value.
         """
@@ -213,8 +214,8 @@ class DryRun(Interpreter):
     def run(self, node: Node) -> Result | float:
         """Apply the rule of ``node`` to facts, and return values of facts.
 
-        None means a result without elements, and for a getitem. Raises Unsupported
-        if the call cannot be lowered.
+        Returns None for a result without elements, and for a getitem. Raises
+        Unsupported if the call cannot be lowered.
         """
         # a getitem, or a number computed from sizes: neither has a rule
         if is_unpacking(node) or is_size(node) or self.is_kept(node):
@@ -236,7 +237,10 @@ class DryRun(Interpreter):
         return result
 
     def same(self, value: Value) -> Iterator[Value]:
-        """Return the value, and the operands that calls passed on to become it."""
+        """Yield ``value`` and all values that lowering makes one value with it.
+
+        If a call returned its operand, the operand follows its result.
+        """
         yield value
         while (passed := self._passed.get(value)) is not None:
             value = passed

@@ -117,10 +117,7 @@ class Interpreter:
     """Maps the nodes of a program to values, and lowers its calls one by one.
 
     An operand that is not lowered here is an input of the graph, with the type that
-    torch recorded. ``constant`` returns the value of a constant placeholder, and None
-    for other nodes; for a placeholder of a subgraph it may return a size. ``nodes`` are
-    the calls to lower. ``bounds`` are ranges of integers that uses prove
-    (``bounds_of``).
+    torch recorded.
     """
 
     def __init__(
@@ -130,12 +127,12 @@ class Interpreter:
         nodes: Collection[Node] = (),
         bounds: Mapping[Node, Range] | None = None,
     ) -> None:
-        """An interpreter that lowers the calls among ``nodes`` on the builder ``t``.
+        """Create an interpreter that lowers calls of ``nodes`` on the builder ``t``.
 
         ``constant`` returns the value of a constant placeholder, or the size that a
         placeholder of a subgraph represents, and None for other nodes. ``bounds`` maps
-        nodes to the ranges of integers that their uses prove; None finds them from
-        ``nodes``.
+        nodes to the ranges of integers that their uses prove (``bounds_of``); None
+        finds them from ``nodes``.
         """
         import_late()
         self.t = t
@@ -170,22 +167,22 @@ class Interpreter:
         Unsupported if the rule of the call does not lower this result, or if the node
         cannot be an input.
         """
-        producer, index = self._unpacked_call(node)
-        results = self.values.get(producer)
-        # no getitem, or the getitem of a call that is not lowered here
-        if results is None:
-            constant = self.constant(node)
-            if constant is None:
-                constant = self.input(node)
-            return self.bounded(node, constant)
-        result: Value | None = results[index]  # type: ignore[index]
-        if result is None:
-            raise refused(f"result {index} of {producer.target} is not lowered")
-        return self.bounded(node, result)
+        if self._is_result_of_lowered_call(node):
+            call: Any = node.args[0]
+            index: Any = node.args[1]
+            results: Any = self.values[call]
+            result: Value | None = results[index]
+            if result is None:
+                raise refused(f"result {index} of {call.target} is not lowered")
+            return self.bounded(node, result)
+        constant = self.constant(node)
+        if constant is None:
+            constant = self.input(node)
+        return self.bounded(node, constant)
 
-    def _unpacked_call(self, node: Node) -> tuple[Any, Any]:
-        """Return the call and index of a getitem node; (None, None) for other nodes."""
-        return (node.args[0], node.args[1]) if is_unpacking(node) else (None, None)
+    def _is_result_of_lowered_call(self, node: Node) -> bool:
+        """Return whether ``node`` selects one of several results of a lowered call."""
+        return is_unpacking(node) and node.args[0] in self.values
 
     def bounded(self, node: Node, result: R) -> R:
         """Narrow the range of ``result`` to the bounds that the uses of ``node`` prove.
@@ -223,7 +220,9 @@ class Interpreter:
         value = Value(type, name=node.name)
         if WITHIN in node.meta:
             value.range = tuple(node.meta[WITHIN])
-        return Bytes.arriving(self.t, value) if is_bytes(val) else value
+        if is_bytes(val):
+            return Bytes.arriving(self.t, value)
+        return value
 
     def expect_tensor(self, node: Node, type: Type) -> None:
         """Raise Unsupported unless the target has inputs of ``type``, for ``node``."""
@@ -236,7 +235,11 @@ class Interpreter:
             raise refused(other_target(self.t.spec, why, ways))
 
     def is_kept(self, node: Node) -> bool:
-        """Return whether ``node`` casts a value that keeps its border type."""
+        """Return whether ``node`` is a cast that takes no operator.
+
+        Its operand entered the delegate in the type that the cast returns
+        (``border_dtypes``).
+        """
         if node.target not in _TYPE_CASTS or not node.args:
             return False
         operand = node.args[0]
@@ -246,7 +249,7 @@ class Interpreter:
     def run(self, node: Node) -> Result | float:
         """Lower one call and return its result.
 
-        Raises Unsupported if it cannot be lowered. None means a result without
+        Raises Unsupported if it cannot be lowered. Returns None for a result without
         elements, and for a getitem.
         """
         if is_unpacking(node):
@@ -358,17 +361,15 @@ class Interpreter:
     def _expect_inside(self, node: Node) -> None:
         """Raise Unsupported if the delegate cannot read ``node``, an operand on sizes.
 
-        Of a tensor the delegate reads only the shape, but the tensor has to be an
-        input, or be computed, all the same.
+        The delegate reads only the shape of a tensor. But the tensor has to be computed
+        in the delegate, or be an input.
         """
         val = node.meta.get("val")
-        producer = self._unpacked_call(node)[0]
         if not isinstance(val, torch.Tensor):
             # a number computed from sizes
             self.value_of(node)
-        # a tensor that is no result of a lowered call; uint8, which TOSA lacks, can be
-        # an input all the same (``Bytes``)
-        elif producer not in self.values and not is_bytes(val):
+        # uint8, which TOSA lacks, can be an input all the same (``Bytes``)
+        elif not self._is_result_of_lowered_call(node) and not is_bytes(val):
             self.type_of_operand(node)
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
@@ -398,7 +399,6 @@ class Interpreter:
                 tensor = real(self.t, value)
             why = self.t.spec.why_not_tensor(tensor.type)
             self.t.refuse_unless(why is None, f"output {position}: {why}")
-            # an input, an earlier result, or a constant
             if tensor in taken or tensor.constant is not None:
                 tensor = self.t.identity(tensor)
             taken.add(tensor)

@@ -21,13 +21,11 @@ from ...ir.operators import CLAMP
 from ...ir.types import FLOATS, NanMode
 from ..builder import Tosa
 from ..ranges.bounds import PASSING
+from ..ranges.ints_as_floats import EXACT
 from ..ranges.value_ranges import Range, inside, union
 from ..registry import RULES, indexes_of
 
 aten = torch.ops.aten
-EXACT = (-(1 << 24), 1 << 24)
-"""The range of integers that fp32 holds exactly."""
-
 _CASTS = {
     aten.to.dtype,
     aten.to.dtype_layout,
@@ -54,10 +52,10 @@ _PASSED = {
 def saturating_casts(
     nodes: Collection[Node], bounds: Mapping[Node, Range]
 ) -> dict[Node, Range]:
-    """Cast of floats to int64 -> the range to which its operand may be clamped.
+    """Map casts of floats to int64 to the range to which their operand may be clamped.
 
-    Other casts are left out. ``bounds`` are the ranges that uses of ``nodes`` prove
-    (``bounds_of``).
+    Casts without such a range are left out. ``bounds`` are the ranges that uses of
+    ``nodes`` prove (``bounds_of``).
     """
     uses = _Uses(nodes, bounds)
     ranges = {}
@@ -142,12 +140,10 @@ class _Uses:
         indexes = indexes_of(user)
         if indexes:
             return _range_proven_by(node, indexes, user)
-        # else a range to which the result of ``user`` can be clamped may give one for
-        # ``node``
         places = _PASSED.get(user.target)  # type: ignore[call-overload]
         if places is not None and _is_only_at(node, user, places):
-            # an operator that returns or clamps ``node``: the range of the result is
-            # one for ``node`` too
+            # ``user`` returns or clamps elements of ``node``: a range for the result is
+            # also one for ``node``
             return self.range_of(user)
         if user.target not in PASSING:
             return None

@@ -49,28 +49,28 @@ class Lazy(Value):
     __slots__ = ()
 
     def __init__(self, shape: Shape) -> None:
-        """A value of this shape; to torch its type is fp32."""
+        """Create a value of this shape; to torch its type is fp32."""
         super().__init__(Type(shape, DType.FP32))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """Return the elements as integers in the quantization ``to``, computed.
+        """Compute the elements as integers in the quantization ``to``.
 
-        Unsupported if that takes floats.
+        Raises Unsupported if that needs floats.
         """
         raise NotImplementedError
 
     def real(self, t: Tosa) -> Value:
-        """Return the elements as floats, computed.
+        """Compute the elements as floats.
 
-        Unsupported if the target has no floats.
+        Raises Unsupported if the target has no floats.
         """
         raise NotImplementedError
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         """Return the largest absolute value that an element can have.
 
-        Inf if it is not known. Elements below ``least`` do not count: they are numbers
-        of a mask that hide scores.
+        It is inf if it is not known. Elements below ``least`` do not count: they are
+        numbers of a mask that hide scores.
         """
         return math.inf
 
@@ -90,7 +90,7 @@ class Lazy(Value):
 
 
 class Scaled(Lazy):
-    """Integers ``q`` and their quantization, for scale * (q - zero_point).
+    """The real numbers scale * (q - zero_point), for integers ``q``.
 
     ``axis`` is the axis of a scale with one number for each channel; None for a scale
     of one number.
@@ -101,17 +101,17 @@ class Scaled(Lazy):
     def __init__(
         self, q: Value, scale: Scale, zero_point: int = 0, axis: int | None = None
     ) -> None:
-        """``q`` are the integers.
+        """Create a value with the integers ``q``.
 
-        ``axis`` has no meaning for a scale of one number, and is None then.
+        For a scale of one number, ``axis`` has no meaning and becomes None.
         """
         super().__init__(q.shape)
         self.q = q
         self.scale = scale
         self.zero_point = zero_point
         self.axis = axis if scale.tensors else None
-        # rules only check whether this is None; the elements are those of ``real``, not
-        # of ``q``
+        # rules only check whether this is None: it has the elements of ``q``, not the
+        # real numbers
         self.constant = q.constant
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
@@ -130,7 +130,7 @@ class Scaled(Lazy):
         )
 
     def real(self, t: Tosa) -> Value:
-        """scale * (q - zero_point), computed in floats."""
+        """Compute scale * (q - zero_point) in floats."""
         floats = t.cast(self.q, DType.FP32)
         product = t.sub(floats, float(self.zero_point))
         # scales of channels get an axis of size 1 for each axis after ``axis``, to
@@ -259,12 +259,14 @@ class Clamped(Lazy):
     def _limit_on_grid(self, t: Tosa, of: Scaled, number: float, beyond: int) -> int:
         """Return a limit as an integer in the quantization of ``of``.
 
-        Beyond the range of the type a limit has no effect: the result is the end of the
-        range then. An infinite limit becomes ``beyond``.
+        A limit beyond the range of the type has no effect: the result is the end of the
+        range. An infinite limit becomes ``beyond``.
         """
+        if math.isinf(number):
+            return beyond
         least, most = range_of_type(of.q.dtype)
         scale = of.scale.factor
-        place = beyond if math.isinf(number) else number / scale + of.zero_point
+        place = number / scale + of.zero_point
         t.refuse_unless(
             place == round(place) or not least < place < most,
             f"the limit {number} is no multiple of {scale}",
@@ -302,7 +304,7 @@ class Pointwise(Lazy):
     __slots__ = ("function", "source")
 
     def __init__(self, source: Scaled, function: Function) -> None:
-        """``function`` of the real numbers of ``source``, element by element."""
+        """Create ``function`` of each real number of ``source``."""
         super().__init__(source.shape)
         self.source = source
         self.function = function
@@ -399,7 +401,10 @@ class Pointwise(Lazy):
         return self
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """Return the same function of the moved source; the order is free."""
+        """Return the same function of the moved source.
+
+        Elements may be moved before the function, because it is elementwise.
+        """
         q = move(t, self.source.q)
         source = Scaled(q, self.source.scale, self.source.zero_point)
         return type(self)(source, self.function)
@@ -411,10 +416,7 @@ class Moved(Lazy):
     __slots__ = ("move", "of")
 
     def __init__(self, of: Lazy, move: Function, shape: Shape) -> None:
-        """``move`` reorders or selects elements of ``of``.
-
-        ``shape`` is the result's.
-        """
+        """Create a value of ``shape``; ``move`` reorders or selects elements of ``of``."""
         super().__init__(shape)
         self.of = of
         self.move = move
@@ -447,9 +449,9 @@ class Joined(Lazy):
         join: Callable[[Tosa, list[Value]], Value],
         shape: Shape,
     ) -> None:
-        """``join`` makes one tensor of ``shape`` of the parts.
+        """Create a value of ``shape``.
 
-        It is called with their integers, or their floats.
+        ``join`` makes it of the integers of all parts, or of their floats.
         """
         super().__init__(shape)
         self.parts = parts
@@ -514,11 +516,11 @@ def integer(t: Tosa, value: Value, to: Quantization) -> Value:
     """
     if isinstance(value, Lazy):
         return value.integer(t, to)
-    # int32 integers are intermediate sums, to which a target with floats may cast an
+    # int32 integers are terms of a sum, to which a target with floats may cast an
     # operand
-    fixed_point = to.dtype is DType.INT32 and "FP" in t.spec.profiles
+    is_term = to.dtype is DType.INT32 and "FP" in t.spec.profiles
     t.refuse_unless(
-        value.constant is not None or fixed_point,
+        value.constant is not None or is_term,
         f"the operand {value!r} is computed in floats",
     )
     return quantized(t, value, to)
@@ -629,7 +631,7 @@ def _rescaled(
 def operand(t: Tosa, value: Value, what: str) -> Scaled:
     """Return ``value`` as quantized integers of 8 or 16 bits.
 
-    A clamped value as its clamped integers. Raises Unsupported if ``value`` is not
+    The integers of a clamped value are clamped. Raises Unsupported if ``value`` is not
     quantized, or is the result of operators that no quantize follows. The reason begins
     with ``what``, the name of ``value``.
     """

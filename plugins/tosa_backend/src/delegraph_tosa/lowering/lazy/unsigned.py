@@ -34,10 +34,10 @@ class Bytes(Lazy):
     __slots__ = ("held", "q")
 
     def __init__(self, q: Value, held: Value | None = None) -> None:
-        """``q``: int8 [*S], each element 128 less than the uint8, such as -128 for 0.
+        """Create a value of the integers ``q``, such as -128 for the uint8 0.
 
-        ``held``: the int8 input of the graph with the bits of the uint8, such as -56
-        for 200; None if there is none.
+        ``held`` is the int8 input of the graph with the bits of the uint8, such as -56
+        for 200.
         """
         Value.__init__(self, q.type, q.constant)
         self.q = q
@@ -65,10 +65,10 @@ class Bytes(Lazy):
 
 
 def _shifted_by_half(t: Tosa, x: Value, arrives: bool) -> Value:
-    """Convert between x and x + 128 by a RESCALE with ratio 1.
+    """Convert between uint8 x and int8 x - 128, by a RESCALE with ratio 1.
 
-    Unsigned x that ``arrives`` as an input becomes int8 x - 128; int8 x becomes
-    unsigned. Unsigned numbers are in tensors of int8 with the same bits.
+    If x ``arrives`` as an input, it is uint8 and becomes int8; otherwise the reverse.
+    uint8 is in tensors of int8 with the same bits.
     """
     # the zero point 128 of an unsigned number, in int8: -128 has the same bits
     zero = t.constant(0, DType.INT8)

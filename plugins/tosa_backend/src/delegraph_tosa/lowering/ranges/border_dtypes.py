@@ -1,10 +1,9 @@
 """Finds unbounded int64 inputs that can enter a delegate in another type.
 
-All their uses read less: a truth value, a float, or low bits. A mask is given as int64
-and used as ``mask[:, None].to(torch.bool)``, a timestep as ``t[:, None].float()``. Such
-an input crosses the border of its delegate in the type that its uses read, so that
-views and conversions are inside. The cast at the border is the one that the program
-makes anyhow: nothing has to fit into 32 bits.
+All uses of such an input convert it: to a truth value, a float, or low bits. For
+example, a mask is int64 and used as ``mask[:, None].to(torch.bool)``, a timestep as
+``t[:, None].float()``. The host converts the input instead, before the delegate. So the
+views and conversions are in the delegate, and nothing has to fit into 32 bits.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ aten = torch.ops.aten
 BORDER_DTYPE = "tosa_carried"
 """Metadata key of such an input and its views: the name of its border type."""
 AS_ITSELF = ("bool", "float32")
-"""Types that it also has inside of the delegate.
-
-As ``int32`` it represents an int64, as other inputs do.
-"""
+"""Border types that rules see. For any other, such as int32, rules see an int64."""
 
 _CASTS = frozenset(overloads("to", "_to_copy", "type_as"))
 _VIEWS = frozenset({*overloads(*KEEPING_ALL), aten.slice.Tensor, aten.select.int})
@@ -47,16 +43,16 @@ def mark_border_dtypes(
 ) -> None:
     """Write ``BORDER_DTYPE`` into the metadata of suitable candidates and their views.
 
-    ``nodes``: all of the graph; marks that they have already are taken away.
-    ``candidates``: int64 inputs that nothing bounds. ``floats``: whether an input may
-    cross as float32.
+    ``nodes`` are all nodes of the graph; their old marks are removed. ``candidates`` are
+    int64 inputs that nothing bounds. ``floats`` is whether an input may cross as
+    float32.
     """
     nodes = list(nodes)
     for node in nodes:
         node.meta.pop(BORDER_DTYPE, None)
     if not candidates:
         return
-    # value -> the types that its uses need; None if one needs it whole
+    # int64 node -> the types to which its uses convert it; None if a use needs the int64
     reads: dict[Node, set[torch.dtype] | None] = {}
     for node in reversed(nodes):
         if _is_int64(node):
@@ -68,7 +64,7 @@ def mark_border_dtypes(
 
 
 def _mark(node: Node, kind: str) -> None:
-    """Mark ``node`` and its views."""
+    """Mark ``node`` and its views with the border type ``kind``."""
     node.meta[BORDER_DTYPE] = kind
     for user in node.users:
         if _is_int64(user):
@@ -78,12 +74,13 @@ def _mark(node: Node, kind: str) -> None:
 def _narrowest(reads: set[torch.dtype] | None) -> torch.dtype | None:
     """Return the type in which a value can cross for uses that need ``reads``.
 
-    None if there is none, or no use.
+    Returns None if no type serves all uses, or if there are none.
     """
     if reads is None:
         return None
     if reads == {torch.bool, torch.float32}:
-        return torch.float32  # which is 0 where the integer is
+        # the float is 0 where the integer is, so it has the same truth value
+        return torch.float32
     if len(reads) != 1:
         return None
     (dtype,) = reads
@@ -93,7 +90,10 @@ def _narrowest(reads: set[torch.dtype] | None) -> torch.dtype | None:
 def _read_by_all(
     node: Node, reads: dict[Node, set[torch.dtype] | None]
 ) -> set[torch.dtype] | None:
-    """Return the type that users of ``node`` read; ``reads`` has those of its views."""
+    """Return the types to which all users convert ``node``; None if one does not.
+
+    ``reads`` has the types of its views.
+    """
     found: set[torch.dtype] = set()
     for user in node.users:
         needed = _read_by(user, node, reads)
@@ -106,16 +106,17 @@ def _read_by_all(
 def _read_by(
     user: Node, node: Node, reads: dict[Node, set[torch.dtype] | None]
 ) -> set[torch.dtype] | None:
-    """Return the type that the call ``user`` reads of ``node``.
+    """Return the types to which the call ``user`` converts ``node``.
 
-    None if that is the integer itself, or not known.
+    Returns None if it needs the integer itself, or if that is not known.
     """
     target: Any = user.target
     if target is aten.sym_size.int:
         return set()
     uses = sum(operand is node for operand in user.args)
     if uses != 1 or node in user.kwargs.values():
-        return None  # in a list, or twice, as in x * x
+        # ``node`` is in a list, or used twice, as in x * x
+        return None
     first = user.args[0] is node
     made = dtype_of_node(user)
     if first and (target in _CASTS or target in _VIEWS) and made is torch.int64:
@@ -130,7 +131,7 @@ def _read_by(
 
 
 def _read_by_cast(made: torch.dtype | None) -> set[torch.dtype] | None:
-    """Return the type that a cast to ``made`` reads, or None for the integer itself."""
+    """Return the type that a cast to ``made`` needs; None for the integer itself."""
     if made in _LOW_BITS:
         return {torch.int32}
     if made is torch.bool or made is torch.float32:

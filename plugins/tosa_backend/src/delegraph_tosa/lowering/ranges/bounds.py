@@ -86,12 +86,12 @@ def _shape(node: Node) -> list[Any]:
     return list(shape_of_tensor(node.meta["val"].shape))
 
 
-def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """Return the argument of a call by position or name.
+def argument_of_call(node: Node, position: int, name: str, default: Any = None) -> Any:
+    """Return an argument of the call ``node``, or ``default`` if it is not passed.
 
-    ``default`` if the call does not pass it.
+    The call passes it at ``position`` or as the keyword ``name``.
     """
-    if len(node.args) > position:
+    if position < len(node.args):
         return node.args[position]
     return node.kwargs.get(name, default)
 
@@ -159,7 +159,10 @@ def _operand_of_sub(node: Node, range: Range) -> ArgumentRanges:
 
 def _is_plain_int64(node: Node) -> bool:
     """Return whether a call of add or sub computes int64 and has no factor alpha."""
-    return dtype_of_node(node) is torch.int64 and _argument(node, 2, "alpha", 1) == 1
+    return (
+        dtype_of_node(node) is torch.int64
+        and argument_of_call(node, 2, "alpha", 1) == 1
+    )
 
 
 def _operand_of_sum(
@@ -167,10 +170,10 @@ def _operand_of_sum(
 ) -> ArgumentRanges:
     """Return x with its range, for which ``x + sign * c`` is in ``range``.
 
-    c is any of ``numbers``, which do not depend on the program's inputs. [] if
-    ``numbers`` is None (c is not known), or if no range of int64 has this property. The
-    range of x holds also where int64 wraps around: a wrapped sum is outside of
-    ``range``.
+    c is any integer in the range ``numbers``: with c in 1 .. 2 and x + c in 0 .. 9, x is
+    in -2 .. 8. Returns [] if ``numbers`` is None (not known), or if no range of int64
+    has this property. The range of x holds even if int64 may wrap around: a wrapped sum
+    is outside of ``range``.
     """
     if numbers is None:
         return []
@@ -183,10 +186,9 @@ def _operand_of_sum(
 
 
 def _range_known_beforehand(argument: Any) -> Range | None:
-    """Return the range of a number or tensor, or None.
+    """Return the range of a number, a bool tensor or a tensor such as an arange.
 
-    Tensors are bool, or int64 that does not depend on inputs. An arange is an int64
-    tensor of this kind. None for anything else.
+    Returns None for a tensor of integers that depend on the program's inputs.
     """
     if type(argument) is int:
         return argument, argument
@@ -309,11 +311,10 @@ class Part(NamedTuple):
 def _whole_from_parts(
     node: Node, bound: Range, parts: dict[Node, list[Part]]
 ) -> ArgumentRanges:
-    """[(base, range)] once the ranges of all parts of ``base`` are known.
+    """Return [(base, range)] if the ranges of all parts of ``base`` are known, else [].
 
-    Until then []. ``base`` is the tensor of which the call ``node`` returns a part,
-    ``bound`` the range of this part. The part is added to ``parts``, the known parts of
-    each tensor.
+    ``base`` is the tensor of which the call ``node`` returns a part, ``bound`` is the
+    range of this part. The part is added to ``parts``, the known parts of each tensor.
     """
     taken = _TAKING[node.target](node)
     if taken is None:
@@ -322,7 +323,7 @@ def _whole_from_parts(
     axis = taken.dim % len(shape)
     parts.setdefault(taken.base, []).append(Part(axis, taken.positions, bound))
     along = [part for part in parts[taken.base] if part.axis == axis]
-    # cheaper than the next test, and enough nearly always
+    # this nearly always decides, and is cheaper than counting positions
     if sum(len(part.positions) for part in along) < shape[axis]:
         return []
     # two parts may share positions
@@ -353,10 +354,10 @@ def _taken_by_select(node: Node) -> Taken | None:
 def _taken_by_slice(node: Node) -> Taken | None:
     """Return the positions that slice(base, dim, start, end, step) returns."""
     base = node.args[0]
-    dim = _argument(node, 1, "dim", 0)
-    start = _argument(node, 2, "start")
-    end = _argument(node, 3, "end")
-    step = _argument(node, 4, "step", 1)
+    dim = argument_of_call(node, 1, "dim", 0)
+    start = argument_of_call(node, 2, "start")
+    end = argument_of_call(node, 3, "end")
+    step = argument_of_call(node, 4, "step", 1)
     return _taken(base, dim, slice(start, end, step))
 
 
@@ -377,7 +378,7 @@ def _taken_by_getitem(node: Node) -> Taken | None:
     if call.target not in _CUTTING:
         return None
     base = call.args[0]
-    dim = _argument(call, _CUTTING[call.target], "dim", 0)
+    dim = argument_of_call(call, _CUTTING[call.target], "dim", 0)
     results = call.meta["val"]
     if call.target is aten.unbind.int:
         # single positions, without the axis

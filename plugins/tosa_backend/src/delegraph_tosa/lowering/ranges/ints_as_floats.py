@@ -56,9 +56,11 @@ def runs_as_floats(operator: Operator) -> bool:
     if cls not in COMPUTED_AS_FLOATS:
         return False
     values = [*operator.inputs, *operator.outputs]
+    # only casts from and to bools are computed in fp32
     if cls is tosa.CAST and all(value.dtype is not DType.BOOL for value in values):
         return False
-    if cls in INDICES:  # indices stay int32
+    if cls in INDICES:
+        # indices stay int32, so they need not be in EXACT
         del values[INDICES[cls]]
     integers = [value for value in values if value.dtype is DType.INT32]
     return bool(integers) and all(inside(range_of(v), EXACT) for v in integers)

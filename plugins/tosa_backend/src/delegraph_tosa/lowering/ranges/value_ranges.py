@@ -28,10 +28,7 @@ COUNTED = INTEGERS | {DType.BOOL}
 
 @cache
 def range_of_type(dtype: DType) -> Range:
-    """Return the smallest and the largest number of an integer type.
-
-    (0, 1) for BOOL.
-    """
+    """Return the smallest and the largest number of an integer type or BOOL."""
     if dtype is DType.BOOL:
         return 0, 1
     limits = np.iinfo(ARRAY_DTYPES[dtype])
@@ -50,9 +47,9 @@ def inside(inner: Range, outer: Range) -> bool:
 
 
 def meet(first: Range, second: Range) -> Range:
-    """Return the intersection of both ranges.
+    """Return the intersection of both ranges, or ``second`` if it is empty.
 
-    ``second`` if it is empty, as in a program that always raises.
+    It is empty only in a program that always raises.
     """
     low = max(first[0], second[0])
     high = min(first[1], second[1])
@@ -80,8 +77,8 @@ def range_of(value: Value) -> Range:
 def _range_of_elements(value: Value) -> Range | None:
     """Return the range of a constant's elements, which are read.
 
-    None for a computed value. Elements of weights are read only for types in ``READ``,
-    those of other constants for every type.
+    Returns None for a computed value, and for a weight of a type that is not in
+    ``READ``.
     """
     constant = value.constant
     is_read_weight = isinstance(constant, Deferred) and value.dtype in READ

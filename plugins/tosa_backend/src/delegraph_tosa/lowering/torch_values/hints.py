@@ -4,7 +4,7 @@ All hints are worded in this module. Each function returns a ``Reason``: its tex
 hint, and a ``cause``, a key by which the report groups refusals that one change would
 remove. ``unless`` is this change: another dtype, a range, or static sizes. ``of`` is
 the operand because of which the call is refused. ``instead`` is a reason with another
-change, for the case that this one is not enough.
+change: the report tries both, and gives the hint with which more operators are taken.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def int64_value(node: Node, why: str) -> Reason:
         promise = f'options={{"tosa": {{"int32_inputs": ["{name}={low}..{high}"]}}}}'
         return f"{case}, declare that: {promise}, with its range"
 
-    # from the last choice to the first
+    # each reason has the one before it as its alternative
     as_int32 = reason(f"let {name} be int32 from the start", torch.int32)
     mask = declare_range("if it is a mask", 0, 1)
     as_mask = reason(mask, (0, 1), as_int32)

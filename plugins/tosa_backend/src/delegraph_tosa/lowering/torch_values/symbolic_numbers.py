@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -15,24 +17,23 @@ from .symbolic_sizes import size_of_expression
 UNKNOWN = math.nan
 """A number that TOSA cannot compute from sizes, such as a logarithm.
 
-It is refused when it is used as an operand of a call on tensors: a number that only
-other numbers use does not matter.
+It is refused only as an operand of a call on tensors.
 """
-_RELATIONS: dict[str, tuple[str, bool, bool]] = {
-    "StrictGreaterThan": (">", False, False),
-    "GreaterThan": (">=", False, False),
-    "StrictLessThan": (">", True, False),
-    "LessThan": (">=", True, False),
-    "Equality": ("==", False, False),
-    "Unequality": ("==", False, True),
+_RELATIONS: dict[str, Callable[[int, int], Relation]] = {
+    "StrictGreaterThan": lambda left, right: Relation(">", left, right),
+    "GreaterThan": lambda left, right: Relation(">=", left, right),
+    "StrictLessThan": lambda left, right: Relation(">", right, left),
+    "LessThan": lambda left, right: Relation(">=", right, left),
+    "Equality": lambda left, right: Relation("==", left, right),
+    "Unequality": lambda left, right: Relation("==", left, right, not_=True),
 }
-"""Maps a sympy class to a ``Relation``: function, swapped sides, negation."""
+"""Name of a sympy class -> the ``Relation`` of its left and right side."""
 
 
 def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
     """Return a symbolic float as a ``Formula``, a symbolic bool as a ``Relation``.
 
-    ``UNKNOWN`` if TOSA cannot compute it.
+    Returns ``UNKNOWN`` if TOSA cannot compute it.
     """
     expression = val.node.expr
     ranges = val.node.shape_env.var_to_range
@@ -40,17 +41,11 @@ def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
         number = _float_of(expression, ranges)
         # ``waits`` is false for UNKNOWN, and for a float without any size in it
         return number if waits(number) else UNKNOWN
-    function, swapped, not_ = _RELATIONS.get(
-        type(expression).__name__, ("", False, False)
-    )
-    if not function:
+    relation = _RELATIONS.get(type(expression).__name__)
+    if relation is None:
         return UNKNOWN
-    left, right = (size_of_expression(side, ranges) for side in expression.args)
-    return (
-        Relation(function, right, left, not_)
-        if swapped
-        else Relation(function, left, right, not_)
-    )
+    left, right = [size_of_expression(side, ranges) for side in expression.args]
+    return relation(left, right)
 
 
 def _float_of(expression: Any, ranges: Any) -> Any:
@@ -69,10 +64,14 @@ def _float_of(expression: Any, ranges: Any) -> Any:
         return UNKNOWN
     if name == "ToFloat":
         return parts[0]
-    if name in ("Mul", "Add"):
-        return reduce(lambda x, y: x * y if name == "Mul" else x + y, parts)
+    if name == "Mul":
+        return reduce(operator.mul, parts)
+    if name == "Add":
+        return reduce(operator.add, parts)
     if name in ("IntTrueDiv", "FloatTrueDiv"):
         return parts[0] / parts[1]
     if name in ("FloatPow", "Pow"):
         return formula("**", *parts)
-    return formula("**", parts[0], 0.5) if name == "OpaqueUnaryFn_sqrt" else UNKNOWN
+    if name == "OpaqueUnaryFn_sqrt":
+        return formula("**", parts[0], 0.5)
+    return UNKNOWN

@@ -1,8 +1,7 @@
 """Translates torch's symbolic sizes to sizes of the graph, with their ranges.
 
 When torch traces a comparison of a dynamic size, it assumes that the size is at least
-2, and rules here follow the trace. Their operators are right for a size of 1 as
-well.
+2. Rules follow the trace, but their operators are right for a size of 1 as well.
 """
 
 from __future__ import annotations
@@ -28,8 +27,13 @@ from ...ir.dynamic_sizes import (
 )
 from ...ir.illegal import Undecided
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""torch's types of numbers that are computed from sizes."""
 _TRIED = 1 << 12
-"""Largest size for which ``scaled`` checks that it rounds as torch does."""
+"""The largest size for which ``scaled`` checks its rounding.
+
+Checking every size up to 2**31 would take too long.
+"""
 _FOLDED: dict[str, Callable[[int, int], int]] = {
     "Add": lambda x, y: x + y,
     "Mul": lambda x, y: x * y,
@@ -76,19 +80,15 @@ def size_of_expression(expression: Any, ranges: Any) -> int:
 
 def is_size(node: Node) -> bool:
     """Return whether ``node`` is a number that is computed from sizes."""
-    return isinstance(
-        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)
-    )
+    return isinstance(node.meta.get("val"), SYMBOLIC)
 
 
 def sizes_in(number: Any) -> list[int]:
     """Return the symbols in a symbolic number of torch; [] for anything else."""
-    if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if not isinstance(number, SYMBOLIC):
         return []
-    return [
-        _symbol(one, number.node.shape_env.var_to_range)
-        for one in number.node.expr.free_symbols
-    ]
+    ranges = number.node.shape_env.var_to_range
+    return [_symbol(one, ranges) for one in number.node.expr.free_symbols]
 
 
 def is_dynamic_shape(shape: Sequence[int | torch.SymInt]) -> bool:
@@ -124,7 +124,7 @@ def shape_of_tensor(shape: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
 
 
 def _of_expression(expression: Any, ranges: Any) -> int:
-    """As ``size_of_expression``, but an expression with too many terms is Undecided.
+    """As ``size_of_expression``, but raises Undecided for too many terms.
 
     Classes of sympy are recognized by name, because importing sympy is slow.
     """
@@ -140,11 +140,10 @@ def _of_expression(expression: Any, ranges: Any) -> int:
         return _CALLED[name](*parts)
     if name == "Pow" and type(parts[1]) is int and parts[1] > 0:
         return math.prod([parts[0]] * parts[1])
-    if (
-        name in ("FloorToInt", "TruncToInt")
-        and (size := _scaled_size(expression.args[0], ranges)) is not None
-    ):
-        return size
+    if name in ("FloorToInt", "TruncToInt"):
+        size = _scaled_size(expression.args[0], ranges)
+        if size is not None:
+            return size
     # ``_CALLED`` has floored the IntTrueDiv already
     if name == "FloorToInt" and type(expression.args[0]).__name__ == "IntTrueDiv":
         return parts[0]
@@ -157,10 +156,10 @@ def _scaled_size(product: Any, ranges: Any) -> int | None:
     It has to be ``scale * ToFloat(size)``, a float times one size; the result is None
     for any other expression. ``ranges`` has the range of each symbol.
     """
+    if type(product).__name__ != "Mul":
+        return None
     # sympy puts the number before the size
-    if type(product).__name__ != "Mul" or [
-        type(factor).__name__ for factor in product.args
-    ] != ["Float", "ToFloat"]:
+    if [type(factor).__name__ for factor in product.args] != ["Float", "ToFloat"]:
         return None
     scale, size_as_float = product.args
     return scaled(_of_expression(size_as_float.args[0], ranges), float(scale))
@@ -174,7 +173,8 @@ def scaled(size: int, scale: float) -> int:
     """
     if not is_dynamic(size):
         return int(size * scale)
-    ratio = _ratio(scale, min(range_of(size)[1], _TRIED))
+    _, most = range_of(size)
+    ratio = _ratio(scale, min(most, _TRIED))
     if ratio is None:
         raise Undecided(f"how torch rounds {size} * {scale} is known at run time only")
     return size * ratio.numerator // ratio.denominator
@@ -190,18 +190,21 @@ def _ratio(scale: float, most: int) -> Fraction | None:
     """
     sizes = np.arange(most + 1)
     expected = (sizes * scale).astype(np.int64)
-    for ratio in (Fraction(scale).limit_denominator(1 << 20), Fraction(scale)):
-        if [
+    exact = Fraction(scale)
+    for ratio in (exact.limit_denominator(1 << 20), exact):
+        # in Python's integers: products of the exact fraction may need over 64 bits
+        rounded = [
             size * ratio.numerator // ratio.denominator for size in sizes.tolist()
-        ] == expected.tolist():
+        ]
+        if rounded == expected.tolist():
             return ratio
     return None
 
 
 def _symbol(one: Any, ranges: Any) -> int:
-    """Return the size for the symbol ``one``, with its range in torch, clamped.
+    """Return the size for the symbol ``one``.
 
-    The limits are 0 and LARGEST_SIZE.
+    It has the symbol's range in torch, clamped to 0 .. LARGEST_SIZE.
     """
     range = ranges.get(one)
     if range is None:

@@ -16,6 +16,7 @@ from ...ir.graph import Array, Deferred, Value
 from ...ir.types import DType, Type
 from .hints import data_dependent, no_dtype, number_at_run_time
 from .symbolic_sizes import (
+    SYMBOLIC,
     depends_on_data,
     is_dynamic_tensor,
     is_empty_tensor,
@@ -93,16 +94,16 @@ def type_of(
         raise refused(
             f"{what} has the layout {val.layout}; TOSA has dense tensors only"
         )
-    if is_dynamic_tensor(val) and depends_on_data(val.shape):
-        raise refused(
-            data_dependent(
-                f"{what} has a shape that depends on the data, {list(val.shape)}", of
-            )
-        )
+    has_dynamic_shape = is_dynamic_tensor(val)
+    if has_dynamic_shape and depends_on_data(val.shape):
+        why = f"{what} has a shape that depends on the data, {list(val.shape)}"
+        raise refused(data_dependent(why, of))
     shape = shape_of_tensor(val.shape)
-    if is_empty_tensor(val) or (
-        is_dynamic_tensor(val) and any(exceeds(1, size) for size in shape)
-    ):
+    is_empty = is_empty_tensor(val)
+    if has_dynamic_shape:
+        # a computed size may be proven to be 0
+        is_empty |= any(exceeds(1, size) for size in shape)
+    if is_empty:
         raise refused(
             f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors"
         )
@@ -119,22 +120,26 @@ def _known_type(shape: torch.Size, dtype: torch.dtype) -> Type | None:
     None if it is empty or TOSA lacks its element type.
     """
     element = DTYPES.get(dtype)
-    return None if element is None or 0 in shape else Type(tuple(shape), element)
+    if element is None or 0 in shape:
+        return None
+    return Type(tuple(shape), element)
 
 
 def dtype_of_number(number: float) -> torch.dtype:
-    """torch's default dtype for a tensor of ``number``.
+    """Return torch's default dtype for a tensor of ``number``.
 
-    At run time, a size is int64 and any other number a float.
+    A size known at run time only is int64, any other such number a float.
     """
+    if is_dynamic(number):
+        return torch.int64
     if waits(number):
-        return torch.int64 if is_dynamic(number) else torch.get_default_dtype()
+        return torch.get_default_dtype()
     return torch.tensor(number).dtype
 
 
 def no_tensor(val: Any, what: str) -> str:
     """Return the reason to refuse ``val``, named ``what``, which must be a tensor."""
-    if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(val, SYMBOLIC):
         return number_at_run_time(
             f"{what} is {val}, a number that is known at run time only"
         )
@@ -153,9 +158,8 @@ def constant_of(name: str, tensor: torch.Tensor) -> Value:
             f"the constant {name} has no elements: the program was exported without"
             " weights"
         )
-    return Value(
-        value_type, Deferred(partial(_read, name, tensor, _version(tensor))), name
-    )
+    read = partial(_read, name, tensor, _version(tensor))
+    return Value(value_type, Deferred(read), name)
 
 
 def _read(name: str, tensor: torch.Tensor, version: int | None) -> Array:
@@ -179,14 +183,16 @@ def finfo(dtype: DType) -> torch.finfo:
 def array_of(tensor: torch.Tensor) -> Array:
     """Return the elements as a numpy array of the type in ``ARRAY_DTYPES``.
 
-    No copy if the tensor is on the host. numpy has neither bf16 nor fp8: the array then
-    has the bits of each element as uint16 or uint8.
+    The array shares the memory of a tensor on the host. numpy has neither bf16 nor fp8:
+    their array has the bits of each element as uint16 or uint8.
     """
     # ``resolve_neg`` computes the elements of a tensor that torch only marked as
     # negated
     on_host = tensor.detach().cpu().resolve_neg()
     bits = BITS.get(on_host.dtype)
-    array: Array = (on_host if bits is None else on_host.view(bits)).numpy()
+    if bits is not None:
+        on_host = on_host.view(bits)
+    array: Array = on_host.numpy()
     return array
 
 
@@ -199,8 +205,8 @@ def memory_of(tensor: torch.Tensor) -> Hashable:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """torch's count of in-place writes to the tensor.
+    """Return torch's count of in-place writes to the tensor.
 
-    None for inference tensors, which have no count.
+    Returns None for inference tensors, which have no count.
     """
     return None if tensor.is_inference() else tensor._version
