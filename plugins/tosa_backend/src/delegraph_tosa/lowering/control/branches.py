@@ -34,8 +34,8 @@ from .subgraphs import (
     Wanted,
     argument_in,
     crossing,
+    have_one_quantization,
     held,
-    is_alike,
     is_quantized,
     keys_of,
     operands_of,
@@ -89,7 +89,7 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     then = Subgraph(outer, if_true, operand_of)  # type: ignore[arg-type]
     other = Subgraph(outer, if_false, operand_of)  # type: ignore[arg-type]
     for k in range(len(then.results)):
-        if not is_alike(then.results[k], other.results[k]):
+        if not have_one_quantization(then.results[k], other.results[k]):
             # the branches return result k in different quantizations, or only one of
             # them quantized: use floats
             then.compute(k)
@@ -262,7 +262,9 @@ class _Loop:
                 ranges[k] = None
             _, body = self.subgraphs(ranges)
             changed = {
-                k for k in quantized if not is_alike(self.start[k], body.results[k])
+                k
+                for k in quantized
+                if not have_one_quantization(self.start[k], body.results[k])
             }
             if not changed:
                 return

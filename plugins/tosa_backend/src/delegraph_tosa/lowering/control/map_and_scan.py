@@ -23,7 +23,7 @@ from ...ir.size_sources import sizes_of, unknown_symbols
 from ...ir.types import INTEGERS, DType, Type
 from ..aten.index import movable_type
 from ..aten.shape import slice_axis
-from ..lazy.lazy_values import Scaled, real
+from ..lazy.lazy_values import real
 from ..promotion import converted
 from ..ranges.value_ranges import range_of, range_of_type
 from ..registry import lowers_control
@@ -32,8 +32,8 @@ from ..torch_values.tensor_types import refused, type_of
 from .subgraphs import (
     Key,
     copy_of_integers,
+    have_one_quantization,
     held,
-    is_alike,
     is_quantized,
     lower_calls,
     module_of,
@@ -148,7 +148,7 @@ class _Steps:
         stacks = []
         # ``values`` are one result of the body, for each step in order
         for values in zip(*rows, strict=True):
-            if not all(is_alike(v, values[0]) for v in values):
+            if not all(have_one_quantization(v, values[0]) for v in values):
                 values = tuple([real(t, v) for v in values])
             parts = [t.reshape(held(v), (1, *v.shape)) for v in values]
             stacks.append(_in_steps_of(values[0], t.concat(parts, 0)))
@@ -162,7 +162,7 @@ def _in_steps_of(like: Value, held: Value) -> Value:
     """
     if not is_quantized(like):
         return held
-    return Scaled(held, like.scale, like.zero_point)
+    return like.with_integers(held)
 
 
 class _Loop:

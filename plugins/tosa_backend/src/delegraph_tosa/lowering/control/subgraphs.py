@@ -275,19 +275,15 @@ def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
     result has the type of ``like`` and ``range``; a range of None is that of the type.
     """
     if is_quantized(like):
-        return Scaled(crossed, like.scale, like.zero_point)
+        return like.with_integers(crossed)
     return t.seen(crossed, like.type, range)
 
 
-def is_alike(first: Value, second: Value) -> bool:
+def have_one_quantization(first: Value, second: Value) -> bool:
     """Return whether both values have the same quantization, or neither has any."""
     if not is_quantized(first) or not is_quantized(second):
         return is_quantized(first) == is_quantized(second)
-    return (
-        first.scale == second.scale
-        and first.zero_point == second.zero_point
-        and first.q.dtype is second.q.dtype
-    )
+    return first.has_quantization_of(second)
 
 
 def operands_of(outer: Interpreter, arguments: Any) -> OperandOf:

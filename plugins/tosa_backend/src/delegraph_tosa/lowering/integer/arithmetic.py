@@ -392,11 +392,11 @@ def prod_dim(
     factors = []
     for position in range(count):
         elements = slice_axis(t, x.q, axis, position, 1)
-        factors.append(Scaled(elements, x.scale, x.zero_point))
+        factors.append(x.with_integers(elements))
     y = reduce(partial(_product, t), factors)
     kept = (1,) if keepdim else ()
     shape = (*x.shape[:axis], *kept, *x.shape[axis + 1 :])
-    return Scaled(t.reshape(y.q, shape), y.scale, y.zero_point)
+    return y.with_integers(t.reshape(y.q, shape))
 
 
 KEPT = 20

@@ -102,8 +102,8 @@ def scaled_dot_product_attention(
         "its operands are quantized to different types",
     )
     if enable_gqa:
-        k = Scaled(repeated_heads(t, k.q, q.q), k.scale, k.zero_point)
-        v = Scaled(repeated_heads(t, v.q, q.q), v.scale, v.zero_point)
+        k = k.with_integers(repeated_heads(t, k.q, q.q))
+        v = v.with_integers(repeated_heads(t, v.q, q.q))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     t.refuse_unless(factor > 0, f"a scale of {factor} is not positive")
     scores = _scores(t, q, k, factor)

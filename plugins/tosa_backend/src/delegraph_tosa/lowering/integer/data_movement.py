@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -184,7 +184,7 @@ def _in_scale_of(x: Scaled, q: Value | None) -> Value | None:
     """
     if q is None or q.dtype is not x.q.dtype:
         return q
-    return Scaled(q, x.scale, x.zero_point)
+    return x.with_integers(q)
 
 
 def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
@@ -282,21 +282,15 @@ def _joined(
     """
     first = tensors[0]
     if isinstance(first, Scaled) and first.is_small:
-        parts = [v.q for v in tensors if _has_quantization_of(v, first)]
+        parts = [
+            tensor.q
+            for tensor in tensors
+            if isinstance(tensor, Scaled) and tensor.has_quantization_of(first)
+        ]
         if len(parts) == len(tensors):
-            return Scaled(join(t, parts), first.scale, first.zero_point)
+            return first.with_integers(join(t, parts))
     tried = join(trial(), [Value(v.type) for v in tensors])
     return Joined(tensors, join, tried.shape)
-
-
-def _has_quantization_of(value: Value, first: Scaled) -> TypeGuard[Scaled]:
-    """Return whether ``value`` has the scale, zero point and type of ``first``."""
-    return (
-        isinstance(value, Scaled)
-        and value.scale == first.scale
-        and value.zero_point == first.zero_point
-        and value.q.dtype == first.q.dtype
-    )
 
 
 def float_operands(arguments: Sequence[Any]) -> dict[int, Value]:
@@ -344,7 +338,7 @@ def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Va
         filling_of_integers = value / self.scale.factor + self.zero_point
         if float(filling_of_integers).is_integer():
             padded = float_rule(t, self.q, pad, int(filling_of_integers))
-            return Scaled(padded, self.scale, self.zero_point)
+            return self.with_integers(padded)
 
     def join(t: Tosa, parts: Sequence[Value]) -> Value:
         """Pad the first part with the second."""

@@ -52,7 +52,7 @@ def sums_of_images(t: Tosa, x: Scaled) -> Scaled | None:
         return None
     if len(heights) > 1 and "int16" not in t.spec.extensions:
         return None
-    sums = Scaled(t.transpose(x.q, (0, 2, 3, 1)), x.scale, x.zero_point)
+    sums = x.with_integers(t.transpose(x.q, (0, 2, 3, 1)))
     rows = math.prod(size)
     for height in heights:
         if sums.q.dtype is DType.INT32:

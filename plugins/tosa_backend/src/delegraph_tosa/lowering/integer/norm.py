@@ -238,7 +238,7 @@ def group_norm(
     x = operand(t, input, "its input")
     group = math.prod(x.shape[1:]) // num_groups
     parts = t.reshape(x.q, (x.shape[0], num_groups, group))
-    groups = Scaled(parts, x.scale, x.zero_point)
+    groups = x.with_integers(parts)
     y = normalized(t, groups, [2], eps, centre=True).computed(t)
     images = Scaled(t.reshape(y.q, x.shape), y.scale)
     return affine(t, images, channel_shape(input), weight, bias)

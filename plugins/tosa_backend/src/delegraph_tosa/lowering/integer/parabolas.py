@@ -95,9 +95,7 @@ class Curve(Pointwise):
             pieces = self._pieces(t, to, width)
             if pieces is not None:
                 return _parabolas(t, self.source.q, pieces, to)
-        t.refuse_unless(
-            has_table, f"{SUM}, and parabolas do not come near to its function of that"
-        )
+        t.refuse_unless(has_table, f"{SUM}, and tables cannot approximate its curve")
         index = t.sub(self.source.q, start)
         results = self.entries(t, range(start, end + 1))
         integers = materialize(quantized(t, results, to))

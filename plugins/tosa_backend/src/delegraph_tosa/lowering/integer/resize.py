@@ -117,7 +117,7 @@ def _by_resize(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
         return _by_weighted_sums(overload, t, x, *settings)
     # the rule made no RESIZE, but moved or repeated elements
     if y.dtype is x.q.dtype:
-        return Scaled(y, x.scale, x.zero_point)
+        return x.with_integers(y)
     # RESIZE has multiplied the zero point by the weight as well
     centred_y = t.sub(y, x.zero_point * builder.weight) if x.zero_point else y
     return Scaled(centred_y, x.scale.over(builder.weight))

@@ -199,7 +199,7 @@ def logsumexp(t: Tosa, self: Lazy, dim: Sequence[int], keepdim: bool) -> Lazy:
     (axis,) = axes
     x = logits(t, self)
     _, log = _logarithm_of_sum(t, x, axis)
-    largest = Scaled(t.reduce_max(x.q, axis), x.scale, x.zero_point)
+    largest = x.with_integers(t.reduce_max(x.q, axis))
     (left, right), step = aligned(t, [largest, log])
     sums = t.add(left, right)
     if not keepdim:

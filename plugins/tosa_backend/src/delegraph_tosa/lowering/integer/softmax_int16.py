@@ -122,7 +122,7 @@ def _largest(t: Tosa, x: Scaled, axis: int) -> Scaled:
         larger = t.maximum(first, second)
         q = _in_type(t, larger, q.dtype)
         count = half
-    return Scaled(q, x.scale, x.zero_point)
+    return x.with_integers(q)
 
 
 def _in_type(t: Tosa, q: Value, dtype: DType) -> Value:

@@ -165,15 +165,26 @@ class Scaled(Lazy):
         """
         if not self.is_small:
             return Moved(self, move, shape)
-        return Scaled(move(t, self.q), self.scale, self.zero_point)
+        return self.with_integers(move(t, self.q))
+
+    def with_integers(self, q: Value) -> Scaled:
+        """Return other integers ``q`` in the quantization of this value.
+
+        The value has to have one scale for all elements.
+        """
+        return Scaled(q, self.scale, self.zero_point)
+
+    def has_quantization_of(self, other: Scaled) -> bool:
+        """Return whether both have the same scale, zero point and type of integers."""
+        return (
+            self.scale == other.scale
+            and self.zero_point == other.zero_point
+            and self.q.dtype is other.q.dtype
+        )
 
     def is_like(self, other: Scaled) -> bool:
         """Return whether both are the same integers in the same quantization."""
-        return (
-            self.q is other.q
-            and self.scale == other.scale
-            and self.zero_point == other.zero_point
-        )
+        return self.q is other.q and self.has_quantization_of(other)
 
     @property
     def size(self) -> int:
@@ -254,7 +265,7 @@ class Clamped(Lazy):
         least, most = range_of_type(of.q.dtype)
         low = self._limit_on_grid(t, of, self.low, beyond=least)
         high = self._limit_on_grid(t, of, self.high, beyond=most)
-        return Scaled(limit(t, of.q, low, high), of.scale, of.zero_point)
+        return of.with_integers(limit(t, of.q, low, high))
 
     def _limit_on_grid(self, t: Tosa, of: Scaled, number: float, beyond: int) -> int:
         """Return a limit as an integer in the quantization of ``of``.
@@ -386,7 +397,7 @@ class Pointwise(Lazy):
         # constants are never written
         folding = copy(t)
         folding.folded_bytes = 4 * max(len(domain), len(SHORTS))
-        source = Scaled(integers, self.source.scale, self.source.zero_point)
+        source = self.source.with_integers(integers)
         results = self.function(folding, source.real(folding))
         is_folded = results.constant is not None and results.shape == integers.shape
         t.refuse_unless(is_folded, "it is no function of each element alone")
@@ -406,7 +417,7 @@ class Pointwise(Lazy):
         Elements may be moved before the function, because it is elementwise.
         """
         q = move(t, self.source.q)
-        source = Scaled(q, self.source.scale, self.source.zero_point)
+        source = self.source.with_integers(q)
         return type(self)(source, self.function)
 
 
