@@ -26,12 +26,11 @@ def scaled(values: Array, scales: Array) -> Array:
 
 
 def blocks_of(x: Array, size: int, dtype: DType) -> tuple[Array, Array]:
-    """[*S,C] numbers -> [*S,C] quotients for ``dtype``, [*S,C/size] powers of two.
+    """Return numbers [*S,C] as quotients [*S,C] and scales [*S,C/size].
 
-    The scale is the smallest one of E8M0 with which no quotient overflows when it is
-    rounded; 2**-127 for a block of zeros, NaN for one with NaN or an infinity. This is
-    ``calc_block_scale`` as the draft words it since March 2026: its denominator is "the
-    largest value for which the rounded block scaled conversion does not overflow".
+    A scale is the smallest power of two of E8M0 with which no quotient overflows when
+    it is rounded to ``dtype``. It is 2**-127 for a block of zeros, and NaN for a block
+    with NaN or an infinity. This is ``calc_block_scale`` of the draft since March 2026.
     """
     blocks = x.reshape(*x.shape[:-1], -1, size).astype(np.float64)
     largest = np.abs(blocks).max(axis=-1)
@@ -42,7 +41,10 @@ def blocks_of(x: Array, size: int, dtype: DType) -> tuple[Array, Array]:
 
 
 def _exponents(largest: Array, dtype: DType) -> Array:
-    """Return the least e with ``largest / 2**e`` in range, exactly."""
+    """Return the least exponents e for which ``largest / 2**e`` is in range.
+
+    Mantissas and exponents are compared, because a quotient would be rounded.
+    """
     finite = np.where(np.isfinite(largest), largest, 0)
     mantissa, exponent = np.frexp(finite)
     limit = overflow(dtype)
@@ -79,7 +81,7 @@ def cast_from_block_scaled(
 def matmul_t_block_scaled(
     op: ops.MATMUL_T_BLOCK_SCALED, a: Array, a_scale: Array, b: Array, b_scale: Array
 ) -> Result:
-    """[N,H,C], [N or 1,W,C] -> [N,H,W]."""
+    """Multiply [N,H,C] by [N or 1,W,C], transposed."""
     left = scaled(a, a_scale)
     right = scaled(b, b_scale)
     return np.matmul(left, right.swapaxes(1, 2))
@@ -87,7 +89,7 @@ def matmul_t_block_scaled(
 
 @computes(ops.CONV2D_BLOCK_SCALED)
 def conv2d_block_scaled(op: ops.CONV2D_BLOCK_SCALED, *operands: Array) -> Result:
-    """[N,IH,IW,IC], weight [OC,KH,KW,IC] -> [N,OH,OW,OC]."""
+    """Convolve [N,IH,IW,IC] by a weight [OC,KH,KW,IC] to [N,OH,OW,OC]."""
     x, x_scale, weight, weight_scale, bias, pad, stride, dilation = operands
     image = padded(scaled(x, x_scale), pad.tolist())
     kernel = scaled(weight, weight_scale)
@@ -97,7 +99,7 @@ def conv2d_block_scaled(op: ops.CONV2D_BLOCK_SCALED, *operands: Array) -> Result
 
 @computes(ops.RESHAPE_BLOCK_SCALED, as_stored=True)
 def reshape_block_scaled(op: ops.RESHAPE_BLOCK_SCALED, *operands: Array) -> Result:
-    """Return values and, if they have them, their scales."""
+    """Reshape values and, if there are any, their scales."""
     values, *scales, new_shape = operands
     *outer, channels = new_shape.tolist()
     reshaped = [values.reshape(*outer, channels)]
@@ -109,6 +111,6 @@ def reshape_block_scaled(op: ops.RESHAPE_BLOCK_SCALED, *operands: Array) -> Resu
 def row_gather_block_scaled(
     op: ops.ROW_GATHER_BLOCK_SCALED, *operands: Array
 ) -> Result:
-    """Return values and, if they have them, their scales."""
+    """Gather rows of values and, if there are any, of their scales."""
     *parts, indices, row_count = operands
     return tuple(row_gather(op, part, indices, row_count) for part in parts)

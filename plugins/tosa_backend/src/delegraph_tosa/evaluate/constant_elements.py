@@ -17,10 +17,13 @@ def stored_elements(value: Value) -> tuple[Array, ...]:
     if isinstance(value.constant, Scaled):
         return value.constant.values, value.constant.scales
     elements = _elements(value)
-    return parted(elements, value.type) if value.dtype in BLOCK_SCALED else (elements,)
+    if value.dtype in BLOCK_SCALED:
+        return parted(elements, value.type)
+    return (elements,)
 
 
 def _elements(value: Value) -> Array:
+    """Return a constant's elements as one array."""
     constant = value.constant
     if isinstance(constant, Folded):
         from . import materialize

@@ -33,6 +33,7 @@ def materialize(value: Value) -> Array:
 
 
 def _leaf(value: Value) -> Array:
+    """Return the elements of a constant that is not folded."""
     if value.constant is None or isinstance(value.constant, Folded):
         raise InternalError("internal", f"{value!r} is not a constant")
     return value.constant.materialize()
@@ -64,11 +65,13 @@ def _folded(constant: Folded) -> Array:
 
 
 def _expression(root: Operator) -> dict[Operator, list[Operator]]:
-    """Map operators to compute to the producers of their operands, producers first.
+    """Return the operators that compute the result of ``root``, producers first.
 
-    A stack, since chains can be long.
+    Each is mapped to the producers of its operands. The search uses a stack, because
+    recursion would be too deep for long chains.
     """
     order: dict[Operator, list[Operator]] = {}
+    # an operator comes twice: first without producers, then after them, with them
     stack: list[tuple[Operator, list[Operator] | None]] = [(root, None)]
     while stack:
         operator, producers = stack.pop()

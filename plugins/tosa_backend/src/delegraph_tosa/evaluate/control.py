@@ -13,27 +13,28 @@ from ..ir.graph import Array
 from .kernels import computes
 from .program import inner_program
 
-_LEFT: ContextVar[Iterator[int] | None] = ContextVar("_LEFT", default=None)
+_REMAINING: ContextVar[Iterator[int] | None] = ContextVar("_REMAINING", default=None)
+"""An iterator that ends when no further iteration is allowed; None for no limit."""
 
 
 @contextmanager
 def bounded_iterations(most: int) -> Iterator[None]:
-    """Limit the iterations of loops inside a block; branches count as one.
+    """Limit the iterations of loops in a ``with`` block; a branch counts as one.
 
-    Raises Unsupported beyond the limit. Branches are counted since graphs that call
-    each other twice, 64 deep, end no sooner than a loop without end.
+    Raises Unsupported beyond the limit. Branches count because graphs that call each
+    other twice, 64 deep, run practically forever, as an endless loop.
     """
-    token = _LEFT.set(iter(range(most, 0, -1)))
+    token = _REMAINING.set(iter(range(most)))
     try:
         yield
     finally:
-        _LEFT.reset(token)
+        _REMAINING.reset(token)
 
 
-def _iterate(operator: ops.COND_IF | ops.WHILE_LOOP) -> None:
+def _count_iteration(operator: ops.COND_IF | ops.WHILE_LOOP) -> None:
     """Count an iteration. Raises Unsupported if there were too many."""
-    left = _LEFT.get()
-    if left is not None and next(left, None) is None:
+    remaining = _REMAINING.get()
+    if remaining is not None and next(remaining, None) is None:
         text = (
             f"{operator.name}: the program runs more iterations of loops and branches"
             " than are allowed"
@@ -44,7 +45,7 @@ def _iterate(operator: ops.COND_IF | ops.WHILE_LOOP) -> None:
 
 @computes(ops.COND_IF, as_stored=True)
 def cond_if(op: ops.COND_IF, condition: Array, *inputs: Array) -> tuple[Array, ...]:
-    _iterate(op)
+    _count_iteration(op)
     branch = op.then_graph if condition.item() else op.else_graph
     return tuple(inner_program(branch)(inputs))
 
@@ -57,5 +58,5 @@ def while_loop(op: ops.WHILE_LOOP, *state: Array) -> tuple[Array, ...]:
         (goes_on,) = condition(state)
         if not goes_on.item():
             return state
-        _iterate(op)
+        _count_iteration(op)
         state = tuple(body(state))

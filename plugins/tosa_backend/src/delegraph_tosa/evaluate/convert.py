@@ -15,11 +15,11 @@ from .kernels import Result, computes
 
 @computes(ops.CAST)
 def cast(op: ops.CAST, x: Array) -> Result:
-    """Floats round to the nearest even integer and saturate; integers wrap.
+    """Convert numbers. Floats round to nearest even and saturate; integers wrap.
 
-    Nonzero numbers are true. The specification does not define NaN as an integer: it is
-    the smallest one of 32 or 64 bits, and 0 in fewer, as in the reference model and in
-    PyTorch.
+    Nonzero numbers are true. The specification does not define NaN as an integer. It
+    becomes the smallest integer of 32 or 64 bits, and 0 in fewer bits, as in the
+    reference model and in PyTorch.
     """
     if op.dtype in BLOCK_SCALED:
         return paired_blocks(x, op.dtype)
@@ -53,9 +53,9 @@ def rescale(
     input_zp: Array,
     output_zp: Array,
 ) -> Result:
-    """Fixed-point multiplication in int64.
+    """Multiply by ``multiplier / 2**shift``, computed in int64.
 
-    Multiplier and shift are for all, or one for each index of the last axis.
+    Multiplier and shift have one element, or one for each index of the last axis.
     """
     zero_before = _extended(input_zp, op.input_unsigned).item()
     zero_after = _extended(output_zp, op.output_unsigned).item()
@@ -70,16 +70,16 @@ def rescale(
 
 
 def _extended(x: Array, unsigned: bool) -> Result:
-    """Return integers as int64; ``unsigned`` ones are held as bits of a signed type."""
+    """Return integers as int64. Unsigned ones are stored as bits of a signed type."""
     if unsigned:
         x = x.view(f"u{x.dtype.itemsize}")
     return x.astype(np.int64)
 
 
 def _rounding(value: Array, shift: Array, mode: RoundingMode) -> Result:
-    """Return the number to add before the shift: half of the last bit kept.
+    """Return the number to add before the shift: half of the last bit that is kept.
 
-    DOUBLE_ROUND moves it by 2**30 away from zero (``apply_scale_32``).
+    DOUBLE_ROUND also adds or subtracts 2**30, away from zero (``apply_scale_32``).
     """
     half = np.left_shift(np.int64(1), shift - 1)
     if mode is not RoundingMode.DOUBLE_ROUND:

@@ -1,6 +1,7 @@
 """Kernels of convolutions (specification: Tensor Operators).
 
-They copy windows to a matrix, a few rows at a time.
+They copy windows to a matrix, a few rows of the image at a time, and multiply it by the
+weight. In comments on shapes, ``*S`` are the spatial axes and ``*K`` those of a kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def conv(
     input_zp: Array,
     weight_zp: Array,
 ) -> Array:
-    """[N,*S,IC], weight [OC,*K,IC] -> [N,*S',OC]."""
+    """Convolve [N,*S,IC] by a weight [OC,*K,IC] to [N,*S',OC]."""
     dtype = accumulator(input, weight, math.prod(weight.shape[1:]))
     x = padded(centred(input, input_zp, dtype), op.pad)
     kernel = centred(weight, weight_zp, dtype)
@@ -77,12 +78,14 @@ def transpose_conv2d(
     sy, sx = op.stride
     height = (ih - 1) * sy + 1
     width = (iw - 1) * sx + 1
+    # the result without out_pad; each tap of the kernel adds to every sy-th row and
+    # every sx-th column
     whole = np.zeros((n, height + kh - 1, width + kw - 1, oc), dtype)
     for ky, kx in np.ndindex(kh, kw):
         rows = slice(ky, ky + height, sy)
         columns = slice(kx, kx + width, sx)
         whole[:, rows, columns] += x @ taps[:, ky, kx].T
-    return biased(_framed(whole, op.out_pad), bias)
+    return biased(_with_out_pad(whole, op.out_pad), bias)
 
 
 def biased(sums: Array, bias: Array) -> Array:
@@ -94,9 +97,10 @@ def biased(sums: Array, bias: Array) -> Array:
 
 
 def padded(x: Array, pad: Sequence[int]) -> Array:
-    """[N,*S,C] with zeros around the axes *S; ``pad`` is (before, after) for each.
+    """Return [N,*S,C] with zeros around the axes *S.
 
-    ``x`` itself if there are none.
+    ``pad`` is a flat list of (before, after) for each axis. Returns ``x`` itself if all
+    are 0.
     """
     if not any(pad):
         return x
@@ -110,8 +114,8 @@ def padded(x: Array, pad: Sequence[int]) -> Array:
     return out
 
 
-def _framed(whole: Array, out_pad: Sequence[int]) -> Array:
-    """Add zeros around the spatial axes; a negative ``out_pad`` removes outputs."""
+def _with_out_pad(whole: Array, out_pad: Sequence[int]) -> Array:
+    """Add zeros around the spatial axes; negative entries of ``out_pad`` cut them."""
     cuts = [max(-n, 0) for n in out_pad]
     inside: list[slice] = []
     for size, before, after in zip(
@@ -125,7 +129,7 @@ def _framed(whole: Array, out_pad: Sequence[int]) -> Array:
 def windows(
     x: Array, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> Array:
-    """[N,*S,C] -> view [N,*S',*K,C] of the elements under each kernel position."""
+    """Return a view [N,*S',*K,C] of [N,*S,C]: the elements of each window."""
     spatial: Any = tuple(range(1, x.ndim - 1))
     reach = tuple([(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)])
     # [N,*S',C,*R], for windows that begin at each element
@@ -140,7 +144,7 @@ def windows(
 def correlate(
     x: Array, weight: Array, stride: Sequence[int], dilation: Sequence[int]
 ) -> Array:
-    """[N,*S,IC] padded, [OC,*K,IC] -> [N,*S',OC]."""
+    """Convolve [N,*S,IC], which is padded already, by [OC,*K,IC] to [N,*S',OC]."""
     oc, *kernel, ic = weight.shape
     matrix = weight.reshape(oc, -1).T
     if math.prod(kernel) == math.prod(stride) == 1:
@@ -156,7 +160,7 @@ def correlate(
 
 
 def _correlate_channels(view: Array, taps: Array) -> Array:
-    """[N,OH,OW,KH,KW,C], [KH,KW,C] -> [N,OH,OW,C]."""
+    """Multiply windows [N,OH,OW,KH,KW,C] by taps [KH,KW,C], and sum: [N,OH,OW,C]."""
     n, oh, ow, kh, kw, c = view.shape
     _, *other_taps = np.ndindex(kh, kw)
     out = np.empty((n, oh, ow, c), view.dtype)
@@ -172,9 +176,12 @@ def _correlate_channels(view: Array, taps: Array) -> Array:
 
 
 def _blocks(images: int, rows: int, row_elements: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of images and rows that cover all, of about ``BLOCK`` elements."""
-    together = max(1, BLOCK // (rows * row_elements))
-    step = rows if together > 1 else max(1, BLOCK // row_elements)
-    for image in range(0, images, together):
-        for row in range(0, rows, step):
-            yield slice(image, image + together), slice(row, row + step)
+    """Yield slices of images and rows that cover all, of about ``BLOCK`` elements.
+
+    A block has several whole images, or rows of one image.
+    """
+    image_step = max(1, BLOCK // (rows * row_elements))
+    row_step = rows if image_step > 1 else max(1, BLOCK // row_elements)
+    for image in range(0, images, image_step):
+        for row in range(0, rows, row_step):
+            yield slice(image, image + image_step), slice(row, row + row_step)

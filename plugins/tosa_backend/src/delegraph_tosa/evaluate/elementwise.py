@@ -42,7 +42,7 @@ _UFUNCS: dict[type[Operator], np.ufunc] = {
 
 @computes(*_UFUNCS)
 def ufunc(op: Operator, *operands: Array) -> Result:
-    """Return operators that are a function of numpy."""
+    """Apply numpy's function for the operator."""
     return _UFUNCS[type(op)](*operands)
 
 
@@ -69,7 +69,11 @@ _ERF_LIMIT = 4.0
 
 @functools.cache
 def _erf_quotient() -> Polynomial:
-    """Return erf(x) / x as a polynomial in 2 * (x / 4)**2 - 1, to 1e-9 for |x| <= 4."""
+    """Return erf(x) / x as a polynomial in 2 * (x / 4)**2 - 1.
+
+    Its error is below 1e-9 for |x| <= 4. The quotient is an even function of x, which
+    needs half as many coefficients.
+    """
 
     def quotient(t: Array) -> Result:
         x = _ERF_LIMIT * np.sqrt((t + 1) / 2)
@@ -81,7 +85,7 @@ def _erf_quotient() -> Polynomial:
 
 @computes(ops.ERF)
 def erf(op: ops.ERF, x: Array) -> Result:
-    """Return an odd polynomial fitted to math.erf, which numpy lacks."""
+    """Evaluate the polynomial of ``_erf_quotient``, because numpy has no erf."""
     limited = np.clip(x, -_ERF_LIMIT, _ERF_LIMIT).astype(np.float64)
     t = limited * limited * (2 / _ERF_LIMIT**2) - 1
     coefficients = _erf_quotient().coef
@@ -94,7 +98,7 @@ def erf(op: ops.ERF, x: Array) -> Result:
 
 @computes(ops.CLAMP)
 def clamp(op: ops.CLAMP, x: Array) -> Result:
-    """With IGNORE a NaN becomes ``min_val``, as ``apply_clip_s`` has it."""
+    """Clamp; with IGNORE, NaN becomes ``min_val`` (specification: apply_clip_s)."""
     low = x.dtype.type(op.min_val)
     high = x.dtype.type(op.max_val)
     if op.nan_mode is NanMode.IGNORE and x.dtype.kind == "f":
@@ -110,9 +114,9 @@ def extreme(op: Operator, x: Array, y: Array) -> Result:
 
 @computes(ops.MUL)
 def mul(op: ops.MUL, x: Array, y: Array, shift: Array) -> Result:
-    """int32 products keep their low bits, or are shifted right with rounding.
+    """Multiply; products of int32 keep their low bits, or are shifted with rounding.
 
-    Narrower ones cannot overflow int32.
+    Products of int8 and int16 cannot overflow int32.
     """
     if x.dtype.kind == "f":
         return np.multiply(x, y)
@@ -126,7 +130,7 @@ def mul(op: ops.MUL, x: Array, y: Array, shift: Array) -> Result:
 
 @computes(ops.NEGATE)
 def negate(op: ops.NEGATE, x: Array, input_zp: Array, output_zp: Array) -> Result:
-    """Integers saturate: -(-128) is 127."""
+    """Negate; integers saturate: -(-128) is 127."""
     if x.dtype.kind == "f":
         return np.negative(x)
     centred = x.astype(np.int64) - int(input_zp.item())
@@ -137,7 +141,7 @@ def negate(op: ops.NEGATE, x: Array, input_zp: Array, output_zp: Array) -> Resul
 
 @computes(ops.INTDIV)
 def intdiv(op: ops.INTDIV, x: Array, y: Array) -> Result:
-    """Truncated towards zero, where numpy rounds down."""
+    """Divide and truncate towards zero; numpy rounds down."""
     quotient, remainder = np.divmod(x, y)
     is_negative = (x < 0) != (y < 0)
     was_rounded_down = (remainder != 0) & is_negative
@@ -166,7 +170,7 @@ def logical_right_shift(op: ops.LOGICAL_RIGHT_SHIFT, x: Array, y: Array) -> Resu
 
 @computes(ops.CLZ)
 def clz(op: ops.CLZ, x: Array) -> Result:
-    """Return the leading zeros from the binary exponent, exact in fp64."""
+    """Return the number of leading zero bits of int32 or int64."""
     if x.dtype.itemsize != 8:
         return _leading_zeros(x)
     upper = _leading_zeros((x >> 32).astype(np.int32))
@@ -175,7 +179,7 @@ def clz(op: ops.CLZ, x: Array) -> Result:
 
 
 def _leading_zeros(x: Array) -> Result:
-    """Return the leading zeros of int32."""
+    """Return the leading zeros of int32, by the exponent in fp64, which is exact."""
     unsigned = x.view(np.uint32)
     _, highest_bit = np.frexp(unsigned.astype(np.float64))
     return 32 - highest_bit
@@ -188,9 +192,9 @@ def select(op: ops.SELECT, condition: Array, x: Array, y: Array) -> Result:
 
 @computes(ops.TABLE)
 def table(op: ops.TABLE, x: Array, table: Array) -> Result:
-    """int8 looks up.
+    """Look up int8; interpolate for int16.
 
-    Int16 interpolates between entries that lie 128 apart, giving 7 more bits.
+    The 513 entries for int16 are 128 integers apart. The interpolation adds 7 bits.
     """
     if op.input1.dtype is DType.INT8:
         index = x.astype(np.int16) + 128

@@ -1,7 +1,4 @@
-"""Kernels of the Fourier transforms (specification: FFT2D, RFFT2D.
-
-EXT-FFT), computed in fp64.
-"""
+"""Kernels of the Fourier transforms FFT2D and RFFT2D (EXT-FFT), computed in fp64."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from .kernels import computes
 
 @computes(ops.FFT2D)
 def fft2d(op: ops.FFT2D, real: Array, imag: Array) -> tuple[Array, Array]:
-    """[N,H,W] twice -> [N,H,W] twice; the inverse is not divided by H*W."""
+    """Transform real and imaginary parts [N,H,W]; the inverse is not divided by H*W."""
     values = real.astype(np.float64) + 1j * imag.astype(np.float64)
     if op.inverse:
         spectrum = np.fft.ifft2(values, norm="forward")
@@ -25,14 +22,15 @@ def fft2d(op: ops.FFT2D, real: Array, imag: Array) -> tuple[Array, Array]:
 
 @computes(ops.RFFT2D)
 def rfft2d(op: ops.RFFT2D, real: Array) -> tuple[Array, Array]:
-    """[N,H,W] -> [N,H,W/2+1] twice."""
+    """Transform [N,H,W] to real and imaginary parts [N,H,W/2+1]."""
     return _parts(np.fft.rfft2(real.astype(np.float64)), real)
 
 
 def _parts(spectrum: Array, values: Array) -> tuple[Array, Array]:
-    """Return the real and the imaginary part of ``spectrum``, of each image.
+    """Return the real and the imaginary parts of ``spectrum``.
 
-    They are NaN for images that are not finite, as a direct transform would compute.
+    They are NaN for images in which ``values`` are not finite, as a direct transform
+    would compute.
     """
     is_finite = np.isfinite(values).all(axis=(1, 2), keepdims=True)
     real = np.where(is_finite, spectrum.real, np.nan)

@@ -1,6 +1,6 @@
 """Kernels of pooling and resizing (specification: Tensor Operators, RESIZE).
 
-Both axes are done one after the other.
+They compute the height first, then the width.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def avg_pool2d_adaptive(
 
 
 def _lowest(dtype: np.dtype[Any], nan_mode: NanMode) -> float | int:
-    """Return the value of padding: the smallest, or NaN, which IGNORE drops."""
+    """Return the padding: the smallest number, or NaN, which IGNORE ignores."""
     if dtype.kind != "f":
         return int(np.iinfo(dtype).min)
     return np.nan if nan_mode is NanMode.IGNORE else -np.inf
@@ -95,7 +95,10 @@ def _window_axes(op: ops.MAX_POOL2D | ops.AVG_POOL2D) -> tuple[_WindowAxis, ...]
 def _pooled(
     op: ops.MAX_POOL2D | ops.AVG_POOL2D, x: Array, fill: float | int, combine: np.ufunc
 ) -> Result:
-    """[N,IH,IW,C] -> [N,OH,OW,C]: ``combine`` over rows of a window, then columns."""
+    """Return ``combine`` over the elements of each window: [N,OH,OW,C].
+
+    ``fill`` is the padding.
+    """
     for axis, window in enumerate(_window_axes(op), start=1):
         x = _pooled_axis(x, axis, window, fill, combine)
     return x
@@ -116,17 +119,17 @@ def _pooled_axis(
     out: Array | None = None
     # element k of all windows at once, for each k
     for k in range(kernel):
-        places = slice(k, k + last_start + 1, window.stride)
-        tap = x[(slice(None),) * axis + (places,)]
+        positions = slice(k, k + last_start + 1, window.stride)
+        elements = x[(slice(None),) * axis + (positions,)]
         if out is None:
-            out = tap.copy()
+            out = elements.copy()
         else:
-            combine(out, tap, out=out)
+            combine(out, elements, out=out)
     return out
 
 
 def _counts(op: ops.AVG_POOL2D, shape: Sequence[int]) -> Result:
-    """[OH,OW,1]: elements of each window that are not padding."""
+    """Return how many elements of each window are not padding: [OH,OW,1]."""
     height, width = _window_axes(op)
     rows = _counts_axis(shape[1], height)
     columns = _counts_axis(shape[2], width)
@@ -135,7 +138,7 @@ def _counts(op: ops.AVG_POOL2D, shape: Sequence[int]) -> Result:
 
 
 def _counts_axis(size: int, window: _WindowAxis) -> Result:
-    """Return how many elements of an axis of ``size`` each window has."""
+    """Return how many elements of each window along an axis are not padding."""
     past_last_start = size + window.after - window.kernel + 1
     starts = np.arange(-window.before, past_last_start, window.stride)
     ends = np.minimum(starts + window.kernel, size)
@@ -143,7 +146,10 @@ def _counts_axis(size: int, window: _WindowAxis) -> Result:
 
 
 def _divided(sums: Array, counts: Array) -> Result:
-    """Divide as the specification does: ``reciprocal_scale``, ``apply_scale_32``."""
+    """Divide as the specification does: ``reciprocal_scale``, ``apply_scale_32``.
+
+    It multiplies by a rounded fixed-point reciprocal of the counts, and shifts.
+    """
     _, exponent = np.frexp((counts - 1).astype(np.float64))
     bits = exponent.astype(np.int64)
     multiplier = (np.int64((1 << 30) + 1) << bits) // counts
@@ -156,7 +162,11 @@ def _divided(sums: Array, counts: Array) -> Result:
 def resize(
     op: ops.RESIZE, x: Array, scale: Array, offset: Array, border: Array
 ) -> Result:
-    """[N,IH,IW,C] -> [N,OH,OW,C]. Bilinear integers stay scaled by ``y_n * x_n``."""
+    """Resize [N,IH,IW,C] to [N,OH,OW,C].
+
+    The specification does not divide bilinear integers: they are scaled by ``y_n *
+    x_n``.
+    """
     if op.mode is ResizeMode.BILINEAR:
         is_integer = x.dtype.kind == "i"
         x = x.astype(np.int64 if is_integer else np.float32, copy=False)
@@ -197,6 +207,7 @@ def _resized(x: Array, axis: int, positions: _Positions, mode: ResizeMode) -> Re
     if mode is ResizeMode.NEAREST:
         nearest = np.where(2 * remainder >= n, second, first)
         return np.take(x, nearest, axis=axis)
+    # weights of both elements: in units of 1/n for integers, as fractions for floats
     if x.dtype.kind == "i":
         whole = n
         share = remainder

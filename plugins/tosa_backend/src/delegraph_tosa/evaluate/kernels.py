@@ -53,15 +53,15 @@ AS_STORED: set[type[Operator]] = set()
 ELEMENTWISE = frozenset({ADD, MUL, SUB})
 """Operators that scale and shift weights; the others compute small constants."""
 PIECE = 1 << 20
-"""Elements that these compute at a time."""
+"""Elements of BF16 that they compute at a time, to save memory."""
 
 
 def computes(*operators: type[Operator], as_stored: bool = False) -> Callable[[K], K]:
     """Register the kernel of these operators; each has exactly one.
 
-    Unless it takes operands ``as_stored``, a kernel is given BF16 and smaller floats as
-    fp32, and block-scaled operands as fp32 products of value and scale, but as pairs if
-    its result is block-scaled as well.
+    A kernel gets BF16 and smaller floats as fp32. It gets block-scaled operands as fp32
+    products of value and scale, or as pairs if its result is block-scaled, too. With
+    ``as_stored``, it gets all operands as memory holds them.
     """
 
     def register(kernel: K) -> K:
@@ -87,7 +87,7 @@ def all_kernels() -> dict[type[Operator], Kernel]:
 def result_types(operator: Operator) -> tuple[Type, ...]:
     """Return the types of the results.
 
-    Those of an operator that is only the expression of a constant are inferred.
+    An operator that a constant is computed by has no results; they are inferred.
     """
     if operator.outputs:
         return tuple([value.type for value in operator.outputs])
@@ -102,7 +102,7 @@ def why_not(operator: Operator) -> str | None:
     for body in operator.attribute_values().values():
         if not isinstance(body, Graph):
             continue
-        # once a graph: walks along the calls would double with each level of a file
+        # each graph once: the number of calls may double with each level of nesting
         for graph in body.reachable():
             for inner in graph.operators:
                 if type(inner) not in kernels:
@@ -120,7 +120,7 @@ def expect_computable(operator: Operator) -> None:
 def compute(
     operator: Operator, operands: Sequence[Array], types: Sequence[Type]
 ) -> tuple[Array, ...]:
-    """Return results of one operator that is computable, exactly of ``types``.
+    """Return the results of an operator that has a kernel, as arrays of ``types``.
 
     The caller silences numpy's warnings.
     """
@@ -195,8 +195,8 @@ def _expect_shapes(
 def numbers_of(array: Array, dtype: DType, pairs: bool = False) -> Array:
     """Decode elements for numpy: BF16 and smaller floats become fp32.
 
-    Block-scaled elements are the fp32 products of value and scale; with ``pairs`` they
-    are left as they are.
+    Block-scaled elements become fp32 products of value and scale. With ``pairs``, they
+    stay pairs.
     """
     if dtype in FRACTIONS:
         return decoded(array, dtype)

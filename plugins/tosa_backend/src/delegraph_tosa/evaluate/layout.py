@@ -1,4 +1,4 @@
-"""Kernels of data movement (specification: Data Layout); views if possible."""
+"""Kernels of data movement (specification: Data Layout); they return views if possible."""
 
 from __future__ import annotations
 
@@ -61,24 +61,24 @@ def transpose(op: ops.TRANSPOSE, x: Array) -> Array:
 
 @computes(ops.GATHER, as_stored=True)
 def gather(op: ops.GATHER, values: Array, indices: Array) -> Array:
-    """[N,K,C], [N,W] -> [N,W,C]."""
+    """Return the rows [N,W,C] of ``values`` [N,K,C] at ``indices`` [N,W]."""
     rows = values.shape[1]
     return values[_checked_index(indices, rows, op.name)]
 
 
 @computes(ops.ROW_GATHER, as_stored=True)
 def row_gather(op: Operator, values: Array, indices: Array, row_count: Array) -> Array:
-    """[N,K,C], [N,W], [1] -> [N,W*row_count,C]."""
-    following = np.arange(int(row_count.item()))
-    places = indices[:, :, None].astype(np.int64) + following
-    flat = places.reshape(len(indices), -1)
+    """Return ``row_count`` rows from each index on: [N,W*row_count,C]."""
+    offsets = np.arange(int(row_count.item()))
+    all_indices = indices[:, :, None].astype(np.int64) + offsets
+    flat = all_indices.reshape(len(indices), -1)
     rows = values.shape[1]
     return values[_checked_index(flat, rows, op.name)]
 
 
 @computes(ops.SCATTER, as_stored=True)
 def scatter(op: ops.SCATTER, values_in: Array, indices: Array, input: Array) -> Array:
-    """[N,K,C], [N,W], [N,W,C] -> [N,K,C]."""
+    """Return ``values_in`` [N,K,C] with rows replaced by those of ``input`` [N,W,C]."""
     result = values_in.copy()
     rows = values_in.shape[1]
     result[_checked_index(indices, rows, op.name)] = input

@@ -19,11 +19,11 @@ _EXACT: dict[np.dtype[Any], int] = {
 
 
 def accumulator(left: Array, right: Array, terms: int) -> np.dtype[Any]:
-    """Return the type for a sum of ``terms`` products, a float if exact.
+    """Return the type for a sum of ``terms`` products, in which the sum is exact.
 
-    Products of floats are fast. Integers stay exact: the narrowest float that holds
-    every partial sum, else int64. Floats are summed in fp32, which is no less exact
-    than the accumulator types that TOSA has for them.
+    For integers, this is the narrowest float in which every partial sum is exact,
+    because products of floats are fast. If there is none, it is int64. Floats are
+    summed in fp32, which is at least as exact as TOSA's accumulators for them.
     """
     if left.dtype.kind == "f":
         return np.dtype(np.float32)
@@ -35,7 +35,7 @@ def accumulator(left: Array, right: Array, terms: int) -> np.dtype[Any]:
 
 
 def _magnitude(x: Array) -> int:
-    """Return a bound of abs(x - zero point): data and zero point have the same type."""
+    """Return a bound of abs(x - zero point), both of the type of ``x``."""
     limits = np.iinfo(x.dtype)
     return int(limits.max) - int(limits.min)
 
@@ -52,18 +52,18 @@ def centred(x: Array, zero_point: Array, dtype: npt.DTypeLike) -> Array:
 
 @computes(ops.MATMUL)
 def matmul(op: ops.MATMUL, a: Array, b: Array, a_zp: Array, b_zp: Array) -> Result:
-    """[N,H,C], [N,C,W] -> [N,H,W]."""
+    """Multiply [N,H,C] by [N,C,W]."""
     return _product(a, b, a_zp, b_zp)
 
 
 @computes(ops.MATMUL_T)
 def matmul_t(op: ops.MATMUL_T, a: Array, b: Array, a_zp: Array, b_zp: Array) -> Result:
-    """[N,H,C], [N or 1,W,C] -> [N,H,W]."""
+    """Multiply [N,H,C] by [N or 1,W,C], transposed."""
     return _product(a, b.swapaxes(1, 2), a_zp, b_zp)
 
 
 def _product(a: Array, b: Array, a_zp: Array, b_zp: Array) -> Result:
-    """[N,H,C], [N,C,W] -> [N,H,W], without zero points."""
+    """Return the product [N,H,W] of [N,H,C] and [N,C,W] minus their zero points."""
     dtype = accumulator(a, b, a.shape[2])
     left = centred(a, a_zp, dtype)
     right = centred(b, b_zp, dtype)

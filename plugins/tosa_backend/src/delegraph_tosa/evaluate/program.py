@@ -1,4 +1,4 @@
-"""A graph made ready to run on numpy arrays."""
+"""Prepares a graph to run on numpy arrays, and runs it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ KEPT_SIZES = 8
 
 
 See = Callable[[Operator, Sequence[Array]], None]
-"""Receives an operator and its results."""
+"""A function that is called with each operator and its results."""
 
 
 class Program:
-    """Constants and operators in order, each with the values that end there.
+    """A graph with its constants computed, ready to run.
 
     Calls share nothing that is written: one program may be called from many threads.
     Raises Unsupported, naming the operator, for a graph that cannot be computed here.
@@ -47,13 +47,16 @@ class Program:
                 self.constants[value] = constants[value]
             else:
                 self.constants[value] = _aligned(materialize(value))
+        # for each operator, the values that are not needed after it
         self._dead = last_uses(graph)
         self._inner: dict[Graph, Program] = {}
+        # if sizes are dynamic: the program for the shapes of a call
         self._of_size: Callable[..., Program] | None = None
         if is_dynamic(graph):
             self._of_size = lru_cache(maxsize=KEPT_SIZES)(self._specialized)
 
     def _specialized(self, *shapes: tuple[int, ...]) -> Program:
+        """Return the program for inputs of these shapes."""
         return Program(specialized(self.graph, shapes), self.constants)
 
     def __call__(
@@ -65,17 +68,19 @@ class Program:
         """Return the outputs in order.
 
         They may be views of inputs, of constants, of variables and of each other.
-        ``held`` are the variables, by name, before the call and after it; initial
-        values of those that it lacks are added. Without it they start from their
-        initial values. ``see`` receives the results of each operator, except those in
-        graphs of control flow. Raises InputError.
+        ``held`` are the variables, by name, which the call changes. It adds the initial
+        values of those that are missing. Without ``held``, all variables start from
+        their initial values. ``see`` is called with the results of each operator,
+        except those in graphs of control flow. Raises InputError.
         """
         check_inputs(self.graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
         if self._of_size is not None:
             specific = self._of_size(*[x.shape for x in inputs])
-            return specific(inputs, held, see and self._of_originals(specific, see))
+            if see is not None:
+                see = self._with_original_operators(specific, see)
+            return specific(inputs, held, see)
         values = self.constants | dict(zip(self.graph.inputs, inputs, strict=True))
-        with np.errstate(all="ignore"), variables(held), self._within():
+        with np.errstate(all="ignore"), variables(held), self._keeping_inner():
             for operator, dead in zip(self.graph.operators, self._dead, strict=True):
                 operands = [values[value] for value in operator.inputs]
                 types = [value.type for value in operator.outputs]
@@ -89,8 +94,11 @@ class Program:
                     del values[value]
         return [values[value] for value in self.graph.outputs]
 
-    def _of_originals(self, specific: Program, see: See) -> See:
-        """Return ``see`` for a specialized program: it gets operators of this graph."""
+    def _with_original_operators(self, specific: Program, see: See) -> See:
+        """Return a function for a specialized program that calls ``see``.
+
+        ``see`` is called with operators of this graph instead of the specialized ones.
+        """
         originals = [
             operator
             for operator in self.graph.operators
@@ -100,8 +108,11 @@ class Program:
         return lambda operator, results: see(original[operator], results)
 
     @contextmanager
-    def _within(self) -> Iterator[None]:
-        """Keep the programs of ``inner_program`` for the next call, except in bodies."""
+    def _keeping_inner(self) -> Iterator[None]:
+        """Let ``inner_program`` keep its programs in this one, for the next call.
+
+        A program of a body uses those of the outermost program.
+        """
         token = _INNER.set(self._inner) if _INNER.get() is None else None
         try:
             yield
@@ -110,19 +121,19 @@ class Program:
                 _INNER.reset(token)
 
 
-_UNKNOWN = {
+_NAMES_OF_BITS = {
     DType.BF16: "bfloat16",
     DType.FP8E4M3: "float8_e4m3fn",
     DType.FP8E5M2: "float8_e5m2",
 }
-"""Element types that numpy lacks; arrays hold their bits."""
+"""Names of element types that numpy lacks; arrays hold their bits."""
 _INNER: ContextVar[dict[Graph, Program] | None] = ContextVar("_INNER", default=None)
 
 
 def _aligned(array: Array) -> Array:
-    """Return a constant in order and aligned, so that no call rearranges it.
+    """Return a constant as a contiguous and aligned array, which calls need not copy.
 
-    Most are already and stay where they are.
+    Most constants are one already, and are not copied here either.
     """
     return np.require(array, None, ["C", "A"])
 
@@ -169,8 +180,8 @@ def check_inputs(
 def _wanted(value: Value) -> str:
     """Return the element type and the sizes of an input, for an error."""
     kind = ARRAY_DTYPES[value.dtype].name
-    if value.dtype in _UNKNOWN:
-        kind = f"{_UNKNOWN[value.dtype]} (as {kind})"
+    if value.dtype in _NAMES_OF_BITS:
+        kind = f"{_NAMES_OF_BITS[value.dtype]} (as {kind})"
     sizes = ", ".join(
         str(size) if type(size) is int else "any size" for size in value.shape
     )
@@ -184,7 +195,7 @@ def check_ranges(
 ) -> None:
     """Raise InputError for an array of ``given`` with an index outside of its range.
 
-    ``ranges`` are by position.
+    ``ranges`` maps positions of inputs to the smallest and the largest index.
     """
     for position, (low, high) in ranges.items():
         array = given[position]
@@ -206,16 +217,16 @@ def check_ranges(
 def last_uses(graph: Graph) -> list[list[Value]]:
     """Return, for each operator, the values that are not needed after it.
 
-    These are inputs and computed values.
+    These are inputs and computed values, but not outputs and constants.
     """
     needed = {*graph.outputs, *graph.constants()}
     _expect_order(graph, known={*graph.inputs, *needed})
     dead: list[list[Value]] = []
     for operator in reversed(graph.operators):
         values = dict.fromkeys((*operator.inputs, *operator.outputs))
-        now = [value for value in values if value not in needed]
-        needed.update(now)
-        dead.append(now)
+        last_used = [value for value in values if value not in needed]
+        needed.update(last_used)
+        dead.append(last_used)
     return dead[::-1]
 
 

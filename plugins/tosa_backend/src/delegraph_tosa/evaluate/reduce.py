@@ -40,10 +40,9 @@ def reduce_product(op: ops.REDUCE_PRODUCT, x: Array) -> Result:
 
 @computes(ops.ARGMAX)
 def argmax(op: ops.ARGMAX, x: Array) -> Result:
-    """Return the first maximum.
+    """Return the index of the first maximum.
 
-    NaN is the maximum with PROPAGATE, and none with IGNORE unless there is nothing
-    else.
+    With PROPAGATE, NaN is the maximum. With IGNORE, it is only if all elements are NaN.
     """
     if op.nan_mode is not NanMode.IGNORE or x.dtype.kind != "f":
         return np.argmax(x, axis=op.axis)

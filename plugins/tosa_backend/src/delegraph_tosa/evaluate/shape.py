@@ -1,4 +1,4 @@
-"""Kernels of shape operators (1.1 draft): type inference knows their results."""
+"""Kernels of shape operators (1.1 draft), whose results type inference computes."""
 
 from __future__ import annotations
 

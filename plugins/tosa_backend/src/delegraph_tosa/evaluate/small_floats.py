@@ -18,10 +18,10 @@ from ..ir.types import SMALL_FLOATS, DType
 
 
 class Format(NamedTuple):
-    """Bits of a float.
+    """A format of floats: numbers of bits of exponent and fraction, and the bias.
 
-    The exponent of 0 is that of subnormal numbers; ``largest`` is the largest finite
-    pattern.
+    Numbers with an exponent of 0 are subnormal. ``largest`` is the pattern of the
+    largest finite number, ``nan`` that of NaN.
     """
 
     exponent: int
@@ -32,7 +32,7 @@ class Format(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """The sign's bit, which is above all others."""
+        """Return the bit of the sign, which is above all others."""
         return 1 << self.exponent + self.fraction
 
 
@@ -51,7 +51,7 @@ FRACTIONS = SMALL_FLOATS | {DType.MXINT8}
 
 @lru_cache(maxsize=8)
 def _values(dtype: DType) -> Array:
-    """Return the fp32 numbers by bit pattern."""
+    """Return the number of each bit pattern, in fp32."""
     if dtype is DType.FP8UE8M0:
         powers = [2.0 ** (bits - 127) for bits in range(_E8M0_NAN)]
         return np.array([*powers, np.nan], np.float32)
@@ -77,7 +77,7 @@ class Limit(NamedTuple):
 
 
 def overflow(dtype: DType) -> Limit:
-    """Return the limit of the numbers that are rounded into the range of ``dtype``."""
+    """Return the limit below which numbers are rounded into the range of ``dtype``."""
     if dtype is DType.MXINT8:
         return Limit(127.5 / MXINT8_UNITS, is_out_of_range=True)
     largest = FORMATS[dtype].largest
@@ -102,9 +102,9 @@ def decoded(bits: Array, dtype: DType) -> Array:
 def encoded(array: Array, dtype: DType) -> Array:
     """Return the bit patterns of the nearest numbers, ties to even.
 
-    Numbers that are too large become NaN (E4M3), infinite (E5M2) or, without both,
-    the largest number, and NaN becomes NaN or, where there is none, 0: the
-    specification leaves that open.
+    Numbers that are too large become NaN (E4M3), infinite (E5M2), or the largest number
+    of a type without both. NaN becomes 0 in types without NaN, which the specification
+    leaves open.
     """
     wide = array.astype(np.float64)
     if dtype is DType.MXINT8:
@@ -124,14 +124,18 @@ def encoded(array: Array, dtype: DType) -> Array:
 
 
 def _units(wide: Array) -> Array:
-    """Return MXINT8 of numbers: units of 1/64, clamped; 0 for NaN."""
+    """Return numbers as MXINT8: in units of 1/64, clamped; 0 for NaN."""
     numbers = np.where(np.isnan(wide), 0, wide)
     units: Array = np.rint(numbers * MXINT8_UNITS)
     return np.clip(units, -128, 127).astype(np.int8)
 
 
 def _nearest(magnitude: Array, finite: Array) -> Array:
-    """Return the bit pattern of the nearest finite number, one more if out of range."""
+    """Return the pattern of the nearest number in ``finite``; one more if too large.
+
+    Numbers ascend with their patterns, so a search among the middles between
+    neighbours is enough.
+    """
     would_follow = 2 * finite[-1] - finite[-2]
     middles = (np.append(finite[1:], would_follow) + finite) / 2
     below = np.searchsorted(middles, magnitude)
@@ -143,7 +147,7 @@ def _nearest(magnitude: Array, finite: Array) -> Array:
 
 
 def _scales(wide: Array) -> Array:
-    """Return E8M0 of powers of two; of other positive numbers the nearest."""
+    """Return positive numbers as E8M0: the nearest powers of two."""
     is_nan = np.isnan(wide)
     mantissa, exponent = np.frexp(np.where(is_nan, 1, wide))
     nearest = exponent - 1 + (mantissa > 0.75)

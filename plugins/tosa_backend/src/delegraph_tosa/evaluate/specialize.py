@@ -44,7 +44,10 @@ def specialized(graph: Graph, shapes: Sequence[Shape]) -> Graph:
 def _applied(
     old: Operator, inputs: Sequence[Value], shapes: Sequence[Shape]
 ) -> Operator:
-    """Return ``old`` on other operands; results of shape operators are constant."""
+    """Return ``old`` on other operands; the result of a shape operator is constant.
+
+    ``shapes`` are those of the graph's inputs, for messages.
+    """
     operator = copy.copy(old)
     operator.inputs = tuple(inputs)
     for name, body in old.attribute_values().items():

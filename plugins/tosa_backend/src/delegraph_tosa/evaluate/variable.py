@@ -1,7 +1,7 @@
 """Kernels of variables, which keep their value from call to call.
 
-Unless its caller holds the variables, a program starts from the initial values each
-time. A graph of control flow sees the variables of the one it is in.
+The caller of a program holds the variables. Otherwise, each call starts from the
+initial values. A graph of control flow uses the variables of the program.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _VARIABLES: ContextVar[dict[str, Array] | None] = ContextVar("_VARIABLES", defau
 
 @contextmanager
 def variables(held: dict[str, Array] | None = None) -> Iterator[dict[str, Array]]:
-    """The variables of the run that this thread is in.
+    """Give the variables of the program that this thread runs.
 
-    If it is in none, ``held``, or a new set.
+    If it runs none, starts a run with ``held``, or with no variables.
     """
     current = _VARIABLES.get()
     if current is not None:

@@ -1,8 +1,9 @@
 """``TOSAQuantizer`` annotates each call of an exported graph for integer rules.
 
-The registry of rules decides which calls run in integers, which share their input's
-quantization, and which limits are fused into the operator before them
-(``computes_in_integers``, the rules on ``Lazy``, ``MOVES``).
+The registry of lowering rules decides which calls run in integers
+(``computes_in_integers``), which share their input's quantization (``MOVES``), and
+which limits, such as relu, are fused into the operator before them (the rules on
+``Lazy``).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ NORMS = ("layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm")
 AVERAGES = ("adaptive_avg_pool2d", "_adaptive_avg_pool2d", "mean")
 """Averages of many pixels.
 
-Those of few have ties, which AVG_POOL2D rounds otherwise than eager.
+Averages of few pixels are often ties, which AVG_POOL2D rounds differently from torch.
 """
 JOINS = (
     "cat",
@@ -61,9 +62,9 @@ JOINS = (
 class TOSAQuantizer(Quantizer):  # type: ignore[misc]
     """Quantizes calls that the TOSA backend computes in integers, and no others.
 
-    ``qat=True`` is for ``prepare_qat_pt2e``. The setting of a module's name goes before
-    that of its type, that before the operator's, that before the one for all; None
-    leaves floats. Each ``set_`` returns the quantizer.
+    ``qat=True`` is for ``prepare_qat_pt2e``. The most specific setting holds: that of a
+    module's name, then of its type, then of the operator, then the global one. None
+    leaves floats. Each ``set_`` method returns the quantizer.
     """
 
     def __init__(self, precision: Setting = Precision(), *, qat: bool = False) -> None:  # noqa: B008
@@ -71,12 +72,15 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         expect_setting(precision)
         self._settings = Settings(precision)
         self._qat = qat
-        self._inputs = self._outputs = True
+        # see ``set_io``
+        self._inputs = True
+        self._outputs = True
         self._hiding: set[Node] = set()
+        # control flow bodies of the program that was annotated last
         self._bodies: set[GraphModule] = set()
 
     def set_global(self, setting: Setting) -> TOSAQuantizer:
-        """Set the precision of everything that nothing else is set for."""
+        """Set the precision of all calls without a more specific setting."""
         expect_setting(setting)
         self._settings.overall = setting
         return self
@@ -102,29 +106,29 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         return self
 
     def set_module_name(self, name: str, setting: Setting) -> TOSAQuantizer:
-        """Set the precision of the module of that name, and of all in it.
-
-        Such as ``"features.0"``.
-        """
+        """Set the precision of a module such as ``"features.0"``, and of all in it."""
         expect_setting(setting)
         self._settings.module_names[name] = setting
         return self
 
     def set_io(self, *, inputs: bool = True, outputs: bool = True) -> TOSAQuantizer:
-        """Set whether users of inputs, and producers of outputs, are quantized."""
+        """Set whether calls that read inputs or make outputs are quantized."""
         self._inputs = inputs
         self._outputs = outputs
         return self
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Write out composite calls. Called by ``prepare_pt2e`` before ``annotate``."""
+        """Replace decomposed operators by their parts.
+
+        ``prepare_pt2e`` calls this before ``annotate``.
+        """
         write_out(model, lambda node: self._settings.of(node, node.target) is not None)
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate a graph. ``prepare_pt2e`` also calls this for control flow bodies.
 
-        Raises OptionError for settings of a module that is not there.
+        Raises OptionError for settings of a module that the program lacks.
         """
         if model not in self._bodies:
             parts = [part for part in model.modules() if isinstance(part, GraphModule)]
@@ -167,7 +171,10 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
 
 
 class _Call:
-    """A call, with its quantized operands and result."""
+    """A call that is quantized.
+
+    ``chosen`` are all such calls, with their precision; ``hiding`` are the masks.
+    """
 
     def __init__(
         self,
@@ -190,14 +197,14 @@ class _Call:
         operands = self._operands()
         for operand, spec in operands.items():
             if spec is plain:
-                operands[operand] = self._as_made(operand)
+                operands[operand] = self._spec_of_producer(operand)
         return QuantizationAnnotation(operands, self._result(), _annotated=True)
 
-    def _as_made(self, operand: Node) -> QuantizationSpecBase:
-        """Return the fixed limits of ``operand``'s operator, if it has any.
+    def _spec_of_producer(self, operand: Node) -> QuantizationSpecBase:
+        """Return the fixed spec that ``operand``'s operator has for it, if any.
 
-        Otherwise it would be quantized twice. A call that joins several operands has the
-        limits of none of them.
+        With the usual spec, the operand would be quantized twice. A call that joins
+        several operands needs the usual spec for all of them.
         """
         plain = specs.activation(self.precision, self.qat)
         if self._joins():
@@ -222,37 +229,38 @@ class _Call:
         weight = named.get("weight")
         name = packet(self.target)
         if name in NORMS:
-            return self._unless_joined([x], plain)
+            return self._unless_fused([x], plain)
         if self.target is aten.prelu.default and is_constant(named["weight"]):
-            return self._unless_joined([named["self"]], plain)
+            return self._unless_fused([named["self"]], plain)
         if isinstance(x, Node) and isinstance(weight, Node):
             return self._weighted(x, weight, named.get("bias"))
         if name == "scaled_dot_product_attention":
             operands = [named["query"], named["key"], named["value"]]
-            return self._unless_joined(operands, plain)
+            return self._unless_fused(operands, plain)
         floats = [operand for operand in self.node.all_input_nodes if is_float(operand)]
         floats = [operand for operand in floats if operand not in self.hiding]
         if self._joins():
             first, *others = floats
             shared = SharedQuantizationSpec((first, self.node))
             return {first: plain, **dict.fromkeys(others, shared)}
-        return self._unless_joined(floats, plain)
+        return self._unless_fused(floats, plain)
 
     def _joins(self) -> bool:
-        """Return whether results are elements of several operands.
+        """Return whether the result consists of elements of several operands.
 
-        Adding to existing elements makes sums instead.
+        An operator that accumulates makes sums instead.
         """
         if packet(self.target) not in JOINS:
             return False
         return not arguments(self.node).get("accumulate")
 
     def _averages(self) -> bool:
-        """Return whether the result averages pixels in their own quantization.
+        """Return whether the result is an average in the quantization of its operand.
 
-        NPUs average int8 in a quarter of the cycles that sums take, and only in the
-        operand's quantization. That is too coarse for the average of values on both
-        sides of 0, unless a convolution makes a gate of it.
+        NPUs compute such an average in a quarter of the cycles of a sum. But this
+        quantization is too coarse for averages of values on both sides of 0. So the
+        operand must be limited, such as by relu, or only convolutions must read the
+        result, which make a gate of it.
         """
         x = self.node.all_input_nodes[0]
         name = packet(self.target)
@@ -301,11 +309,11 @@ class _Call:
         precision = replace(self.precision, activations=torch.int8)
         return specs.activation(precision, self.qat)
 
-    def _unless_joined(
+    def _unless_fused(
         self, operands: Iterable[Any], spec: QuantizationSpecBase
     ) -> dict[Node, QuantizationSpecBase | None]:
-        """Return ``spec`` for operands that no operator before passes on unrounded."""
-        rounded = [n for n in operands if not self._continues(n, self.node)]
+        """Return ``spec`` for operands whose producer is not fused with the call."""
+        rounded = [n for n in operands if not self._are_fused(n, self.node)]
         return dict.fromkeys(rounded, spec)
 
     def _result(self) -> QuantizationSpecBase | None:
@@ -314,7 +322,7 @@ class _Call:
             return None
         if len(self.node.users) == 1:
             (user,) = self.node.users
-            if self._continues(self.node, user):
+            if self._are_fused(self.node, user):
                 return None
         plain = specs.activation(self.precision, self.qat)
         if self.target is operator.getitem:
@@ -327,14 +335,17 @@ class _Call:
             return SharedQuantizationSpec((_first_float(self.node), self.node))
         if is_move(self.node) or self._averages():
             first = _first_float(self.node)
-            # a clone inside the same table has no operand with a quantization that it
-            # could share
-            if not self._continues(first, self.node):
+            # a clone inside of a table has no quantized operand
+            if not self._are_fused(first, self.node):
                 return SharedQuantizationSpec((first, self.node))
         return specs.fixed(self.precision, self.target) or plain
 
-    def _continues(self, before: Node, after: Node) -> bool:
-        """Return whether ``after`` alone uses ``before`` and can be fused with it."""
+    def _are_fused(self, before: Node, after: Node) -> bool:
+        """Return whether the value between two calls is not quantized.
+
+        This is so if only ``after`` uses ``before``, and the lowering computes both
+        by one operator.
+        """
         if len(before.users) > 1 or self.chosen.get(before) != self.chosen.get(after):
             return False
         if before not in self.chosen or before.target is operator.getitem:
@@ -348,9 +359,12 @@ class _Call:
         return not is_limit(functional(before.target)) and self._is_of_one_value(before)
 
     def _is_of_one_value(self, node: Node) -> bool:
-        """Return whether a table's operand is quantized or part of such a table."""
+        """Return whether a call is a function of one quantized value.
+
+        A chain of tables, all fused, is one if its first operand is quantized.
+        """
         before = _first_float(node)
-        if not self._continues(before, node):
+        if not self._are_fused(before, node):
             return True
         if not is_table(before) or is_limit(functional(before.target)):
             return False
@@ -363,7 +377,10 @@ def _first_float(node: Node) -> Node:
 
 
 def is_limit(target: Any) -> bool:
-    """Return whether the integer rule limits the call before: relu, clamp and so on."""
+    """Return whether integers compute the operator as limits of the one before it.
+
+    Examples are relu and clamp.
+    """
     rule = RULES.get((target, Lazy))
     if rule is None:
         return False
@@ -372,7 +389,7 @@ def is_limit(target: Any) -> bool:
 
 
 def is_move(node: Node) -> bool:
-    """Return whether results are elements of the operand, with its limits."""
+    """Return whether the result has only elements of the operand."""
     name = packet(functional(node.target))
     if name == "pad":
         mode: str = arguments(node).get("mode", "constant")
@@ -381,7 +398,10 @@ def is_move(node: Node) -> bool:
 
 
 def is_scaling(node: Node) -> bool:
-    """Return whether a call multiplies by a positive number, part of the scale."""
+    """Return whether a call multiplies or divides by a positive number.
+
+    Only the scale changes then.
+    """
     if packet(functional(node.target)) not in ("mul", "div") or len(node.args) != 2:
         return False
     number = node.args[1]

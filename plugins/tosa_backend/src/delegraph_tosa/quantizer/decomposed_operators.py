@@ -1,7 +1,7 @@
-"""Writes out operators that lowering decomposes, such as glu and einsum.
+"""Replaces operators that lowering decomposes, such as glu and einsum, by their parts.
 
-No rule takes such an operator whole, so nothing quantizes it; between its parts there
-can be scales.
+The quantizer does not quantize an operator without a rule. It does quantize the parts,
+and the values between them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNFIT = frozenset(
     }
 )
 """Tags of operators that draw random numbers or cannot be traced."""
-WHOLE = "delegraph_tosa.part_of"
+PART_OF = "delegraph_tosa.part_of"
 """Key in the metadata of a part: the operator that it is a part of."""
 
 
@@ -40,11 +40,14 @@ def is_decomposed(target: Any) -> bool:
         return False
     if target._schema.is_mutable or not _UNFIT.isdisjoint(target.tags):
         return False
-    return target in _OWN or target in _table() or target._can_decompose()
+    if target in _OWN or target in _decompositions():
+        return True
+    can_decompose: bool = target._can_decompose()
+    return can_decompose
 
 
 @cache
-def _table() -> Mapping[Any, Callable[..., Any]]:
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
     """Return torch's decompositions of the operators that have no rule."""
     table: Any = torch.export.default_decompositions()
     return {op: step for op, step in table.items() if not has_rule(op)}
@@ -53,7 +56,7 @@ def _table() -> Mapping[Any, Callable[..., Any]]:
 def _lerp(self: Tensor, end: Tensor, weight: float) -> Tensor:
     """Return self + weight * (end - self).
 
-    torch makes tensors of the number, in order to be exact at both ends.
+    torch's own decomposition makes a tensor of ``weight``, to be exact at both ends.
     """
     return torch.add(self, end - self, alpha=weight)
 
@@ -63,11 +66,11 @@ def _cosine_similarity(
 ) -> Tensor:
     """Return the sum of products of unit vectors.
 
-    torch writes their lengths in place.
+    torch's own decomposition writes their lengths in place.
     """
-    both = aten.broadcast_tensors.default([x1, x2])
-    first, second = (_unit_vectors(x, dim, eps) for x in both)
-    return torch.sum(first * second, dim)
+    x1, x2 = aten.broadcast_tensors.default([x1, x2])
+    unit_vectors = _unit_vectors(x1, dim, eps) * _unit_vectors(x2, dim, eps)
+    return torch.sum(unit_vectors, dim)
 
 
 def _unit_vectors(x: Tensor, dim: int, eps: float) -> Tensor:
@@ -77,7 +80,10 @@ def _unit_vectors(x: Tensor, dim: int, eps: float) -> Tensor:
 
 
 def _copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    """Return ``src`` in the shape of ``self``; torch's own parts allocate that."""
+    """Return ``src`` in the shape of ``self``.
+
+    torch's own decomposition allocates a tensor.
+    """
     return src.expand(self.shape)
 
 
@@ -85,6 +91,7 @@ _OWN: dict[OpOverload, Callable[..., Tensor]] = {
     aten.lerp.Scalar: _lerp,
     aten.cosine_similarity.default: _cosine_similarity,
 }
+"""Decompositions in place of torch's, which integers cannot compute."""
 
 
 def _div_mode(self: Tensor, other: Tensor, rounding_mode: str | None) -> Tensor:
@@ -116,9 +123,9 @@ _OF_TWO: dict[OpOverload, Callable[..., Tensor]] = {
     aten.fmod.Tensor: _fmod,
     aten.copy.default: _copy,
 }
-"""Operators of two tensors that integers compute in parts.
+"""Operators that integers compute in parts if both operands are tensors.
 
-Of one tensor and a number they are a table.
+With a number as second operand, the whole operator becomes a TABLE.
 """
 
 
@@ -130,7 +137,7 @@ def _is_of_two(node: Node) -> bool:
 
 
 def write_out(model: GraphModule, chosen: Callable[[Node], bool]) -> None:
-    """Replace ``chosen`` calls by their parts, if integers compute all of them."""
+    """Replace a call by its parts if it is ``chosen`` and integers compute all parts."""
     for node in list(model.graph.nodes):
         if node.op != "call_function" or not is_float(node):
             continue
@@ -148,36 +155,37 @@ def _parts(call: Node) -> Graph | None:
     None if a part of it stays in floats.
     """
     leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Node)]
+    # positions of the operands that are tensors
+    positions = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Node)]
     target: Any = call.target
-    step = _OWN.get(target) or _OF_TWO.get(target, target)
+    decomposition = _OWN.get(target) or _OF_TWO.get(target, target)
 
     def compute(*operands: Any) -> Any:
-        """Call the operator, or its own decomposition, on other operands."""
+        """Call the operator, or a decomposition of this module, on other operands."""
         replaced = list(leaves)
-        for place, operand in zip(places, operands, strict=True):
-            replaced[place] = operand
+        for position, operand in zip(positions, operands, strict=True):
+            replaced[position] = operand
         args, kwargs = pytree.tree_unflatten(replaced, structure)
-        return step(*args, **kwargs)
+        return decomposition(*args, **kwargs)
 
-    values = [leaves[place].meta.get("val") for place in places]
+    values = [leaves[position].meta.get("val") for position in positions]
     if any(value is None for value in values):
         return None
     try:
         with torch.no_grad():
-            trace = make_fx(compute, dict(_table()))
+            trace = make_fx(compute, dict(_decompositions()))
             graph = trace(*values).graph
     except Exception:
         # errors of torch's decompositions; lowering tries the same, and its report has
         # the reason
         return None
-    if not all(map(_is_taken, graph.nodes)):
+    if not all(map(_needs_no_floats, graph.nodes)):
         return None
     return graph
 
 
-def _is_taken(part: Node) -> bool:
-    """Return whether a part needs no floats, or integers compute it."""
+def _needs_no_floats(part: Node) -> bool:
+    """Return whether integers compute a part, or it has no float operands."""
     if part.op != "call_function":
         return part.op != "get_attr"
     if isinstance(part.target, OpOverload) and part.target._schema.is_mutable:
@@ -188,9 +196,9 @@ def _is_taken(part: Node) -> bool:
 
 
 def _inline(call: Node, parts: Graph) -> None:
-    """Put ``parts`` in the place of ``call``, with its module and line.
+    """Replace ``call`` by ``parts``, which inherit its module and line.
 
-    The last of them is the layer of its name.
+    Only the last part inherits the metadata ``custom``, with the name of the layer.
     """
     graph = call.graph
     leaves = pytree.tree_leaves((call.args, call.kwargs))
@@ -202,7 +210,7 @@ def _inline(call: Node, parts: Graph) -> None:
         for part in parts.nodes:
             if part.op == "call_function":
                 copy = graph.node_copy(part, copies.__getitem__)
-                copy.meta = inherited | {"val": part.meta["val"], WHOLE: call.target}
+                copy.meta = inherited | {"val": part.meta["val"], PART_OF: call.target}
                 copies[part] = copy
     (result,) = parts.output_node().all_input_nodes
     last = copies[result]

@@ -1,7 +1,8 @@
-"""Masks: floats that hide something by being added to it, or by standing in its place.
+"""Finds masks, which are not quantized.
 
-No scale fits them. Hiding elements are at most ``HIDES``. A value with such elements is
-not quantized: a softmax takes it as it is.
+A mask hides positions of an attention: it is added to the scores, or replaces some of
+them. Its hiding elements, at most ``HIDES``, are -inf or so low that softmax makes 0 of
+them. No scale fits both these and usual scores, so a softmax reads them as floats.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CARRIERS = frozenset(
         "stack",
     }
 )
-"""Operators with a hiding result if an operand hides."""
+"""Operators whose result has hiding elements if an operand has."""
 CREATORS = frozenset(
     {"full", "full_like", "new_full", "masked_fill", "where", "mul", "scalar_tensor"}
 )
@@ -39,7 +40,7 @@ CREATORS = frozenset(
 
 
 def hiding(nodes: Iterable[Node]) -> set[Node]:
-    """Return the floats that hide elements, and the inputs added to scores."""
+    """Return the floats with hiding elements, and the inputs added to scores."""
     nodes = list(nodes)
     found: set[Node] = set()
     for node in nodes:
@@ -52,7 +53,10 @@ def hiding(nodes: Iterable[Node]) -> set[Node]:
 
 
 def _inputs_added(scores: Any) -> list[Node]:
-    """Return inputs of the program that are added, directly or in another shape."""
+    """Return inputs of the program that are operands of the sum ``scores``.
+
+    An operand may be an input in another shape or order.
+    """
     if not isinstance(scores, Node) or packet(functional(scores.target)) != "add":
         return []
     operands = [_moved_from(node) for node in scores.all_input_nodes]
@@ -72,7 +76,7 @@ def _moved_from(node: Node) -> Node:
 
 
 def _hides(node: Node, found: set[Node]) -> bool:
-    """Return whether a call makes a float that hides; ``found`` are known ones."""
+    """Return whether a call makes a mask; ``found`` are known masks."""
     if node.op != "call_function" or not is_float(node):
         return False
     name = packet(functional(node.target))

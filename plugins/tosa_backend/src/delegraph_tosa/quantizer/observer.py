@@ -65,21 +65,21 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
         if x.numel() and math.isfinite(most):
             values = x.detach().float()
             _, exponent = math.frexp(most)
-            self._reach(min(max(exponent, SMALLEST), LARGEST))
+            self._extend_to(min(max(exponent, SMALLEST), LARGEST))
             assert self.exponent is not None
             end = 2.0**self.exponent
             self.counts += torch.histc(values, BINS, -end, end)
             self.counts[BINS // 2] -= (values == 0).sum()
         return x
 
-    def _reach(self, exponent: int) -> None:
-        """Make the histogram end at 2**exponent, if it ended before."""
+    def _extend_to(self, exponent: int) -> None:
+        """Make the histogram end at 2**exponent, unless it ends later already."""
         if self.exponent is None:
             self.exponent = exponent
             return
         if exponent <= self.exponent:
             return
-        # two bins are left at least
+        # the old bins are added in groups; at least one group is left on each side of 0
         doublings = min(exponent - self.exponent, BINS.bit_length() - 2)
         inner = self.counts.view(-1, 2**doublings).sum(1)
         empty_bins = (BINS - len(inner)) // 2
@@ -95,12 +95,13 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
             return super().calculate_qparams()  # type: ignore[no-any-return]
         positive = self.counts[BINS // 2 :]
         negative = self.counts[: BINS // 2].flip(0)
-        above = self._clipped(positive, max(high, 0.0))
-        below = self._clipped(negative, max(-low, 0.0))
+        above = self._clipping(positive, max(high, 0.0))
+        below = self._clipping(negative, max(-low, 0.0))
         # a row for each limit above 0, a column for each one below
         widths = above.limits[:, None] + below.limits
         steps = widths / (self.quant_max - self.quant_min)
-        # clipped values count as rounded, too: they are few
+        # a value between steps has a mean squared error of step**2 / 12; clipped values
+        # count here, too, because they are few
         rounding_errors = self.counts.sum() * steps.square() / 12
         errors = above.errors[:, None] + below.errors + rounding_errors
         row, column = divmod(int(errors.argmin()), len(below.limits))
@@ -112,10 +113,10 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
         """Return whether values were counted, and none beyond the histogram's end."""
         return self.exponent is not None and self.exponent != LARGEST
 
-    def _clipped(self, counts: Tensor, most: float) -> _Clipping:
-        """Return limits on one side of 0 with the squared error beyond each.
+    def _clipping(self, counts: Tensor, most: float) -> _Clipping:
+        """Return limits on one side of 0, and the squared error of clipping at each.
 
-        The bins are ordered outwards.
+        ``counts`` are the bins from 0 outwards, and ``most`` is the largest value.
         """
         if most == 0:
             zero = torch.zeros(1, dtype=torch.float64)
@@ -126,11 +127,12 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
         limits = most * parts / CANDIDATES
         centres = (torch.arange(len(counts)) + 0.5) * width
         moments = torch.stack([counts, counts * centres, counts * centres.square()])
-        # sums over the bins from each one on: of 1, of the centre and of its square
+        # sums over each bin and all bins beyond it: of counts, centres and squares
         sums = moments.flip(1).cumsum(1).flip(1)
         sums = torch.nn.functional.pad(sums, (0, 1))
         # the first bin with a centre beyond each limit
         first = (limits / width).round().long().clamp_max(len(counts))
         count, total, squares = sums[:, first]
+        # the sum of (value - limit)**2 over the clipped values
         errors = squares - 2 * limits * total + limits.square() * count
         return _Clipping(limits, errors.clamp_min(0))

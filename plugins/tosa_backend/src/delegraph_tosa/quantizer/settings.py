@@ -11,7 +11,7 @@ import torch
 from delegraph.errors import OptionError
 from torch.fx import Graph, Node
 
-from .decomposed_operators import WHOLE
+from .decomposed_operators import PART_OF
 
 OBSERVERS = ("minmax", "histogram")
 
@@ -41,11 +41,8 @@ class Precision:
         if self.weight_bits not in (4, 8):
             raise _wrong(f"weight_bits is 4 or 8, not {self.weight_bits}")
         if self.observer is None:
-            object.__setattr__(
-                self,
-                "observer",
-                "histogram" if self.activations is torch.int8 else "minmax",
-            )
+            default = "histogram" if self.activations is torch.int8 else "minmax"
+            object.__setattr__(self, "observer", default)
         if self.observer not in OBSERVERS:
             raise _wrong(
                 f"observer is one of {', '.join(OBSERVERS)}, not {self.observer!r}"
@@ -75,7 +72,8 @@ class Settings:
     def of(self, node: Node, target: Any) -> Setting:
         """Return the setting of a call of ``target``.
 
-        For a part of an operator, that of the operator goes before its own.
+        If the call is a part of a decomposed operator, the setting of that operator
+        takes precedence over the one of ``target``.
         """
         modules = _modules(node)
         for path, _ in reversed(modules):
@@ -84,7 +82,7 @@ class Settings:
         for _, kind in reversed(modules):
             if kind in self.module_types:
                 return self.module_types[kind]
-        for operator in (node.meta.get(WHOLE), target):
+        for operator in (node.meta.get(PART_OF), target):
             if operator in self.operators:
                 return self.operators[operator]
         return self.overall

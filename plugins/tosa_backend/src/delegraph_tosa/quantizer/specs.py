@@ -1,7 +1,7 @@
 """Specs of tensors for torchao: type, limits and observer.
 
-One object for each kind of tensor. torchao shares an observer between two uses of a
-tensor if both have the same spec, so each is made once.
+torchao shares an observer between two uses of a tensor if both have the same spec
+object. So each spec is made once, by cached functions.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _integers(precision: Precision) -> _Integers:
 def weight(precision: Precision, axis: int, qat: bool) -> QuantizationSpec:
     """Return the spec of a weight with output channels on ``axis``.
 
-    Symmetric, and without the lowest integer.
+    It is symmetric, so it does not use the lowest integer.
     """
     high = 2 ** (precision.weight_bits - 1) - 1
     settings: dict[str, Any] = {
@@ -110,11 +110,12 @@ def weight(precision: Precision, axis: int, qat: bool) -> QuantizationSpec:
 def bias(
     precision: Precision, x: Node, weight: Node, user: Node, groups: int = 1
 ) -> QuantizationSpecBase | None:
-    """Return the spec of a bias: int32 in the product of the other scales.
+    """Return the spec of a bias: int32, scaled by the product of the other scales.
 
-    So nothing rounds. With int16, sums have 48 bits; the lowering rounds that bias
-    itself. ``groups``: how often the scales of the weight's channels are repeated, for
-    transposed convolutions, with the channels of one group in its weight.
+    With this scale, a bias is added to sums without rounding. With int16, sums have 48
+    bits; the lowering rounds that bias itself. ``groups`` is how often the scales of
+    the weight's channels are repeated: the weight of a transposed convolution has only
+    the channels of one group.
     """
     if precision.activations is torch.int16:
         return None

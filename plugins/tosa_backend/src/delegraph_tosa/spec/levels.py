@@ -12,8 +12,9 @@ from ..ir.types import BYTES, DType, Type
 from .operator_table import Row, Version, load
 
 Size = Callable[[Operator], int]
+"""A function that reads a size from an operator."""
 Breach = tuple[str, str]
-"""A rule of ``ir.rulebook`` and how it is broken."""
+"""The name of a rule of ``ir.rulebook``, and a text: how it is broken."""
 
 _COMPONENTS = {
     ("pad", 4): ("pad_top", "pad_bottom", "pad_left", "pad_right"),
@@ -26,7 +27,7 @@ _COMPONENTS = {
     ("stride", 3): ("stride_d", "stride_y", "stride_x"),
     ("dilation", 3): ("dilation_d", "dilation_y", "dilation_x"),
 }
-"""(argument, length) -> how the specification names its entries."""
+"""(argument, length) -> the names of its entries in limits of the specification."""
 
 
 RULE_OF_LIMIT = {
@@ -37,7 +38,7 @@ RULE_OF_LIMIT = {
     "MAX_TENSOR_LIST_SIZE": "level-list-length",
     "MAX_SHAPE_LEN": "level-shape-length",
 }
-"""How the specification calls a maximum -> the rule that a larger size breaks."""
+"""A maximum of the specification -> the rule that a larger size breaks."""
 
 
 OF_TYPED_OPERATORS = frozenset({"profile", "level-rank", "level-tensor-size"})
@@ -45,7 +46,10 @@ OF_TYPED_OPERATORS = frozenset({"profile", "level-rank", "level-tensor-size"})
 
 
 class Limit(NamedTuple):
-    """A limit of an operator: ``measure // divisor`` is at most ``maximum``."""
+    """A limit of an operator: ``measure // divisor`` is at most ``maximum``.
+
+    ``text`` is the expression in the specification, such as ``dilation_y * KH``.
+    """
 
     text: str
     measure: Size
@@ -53,13 +57,14 @@ class Limit(NamedTuple):
     maximum: int
     maximum_name: str
 
-    def violated(self, operator: Operator) -> Breach | None:
-        """Return the breach of an operator that exceeds the limit, or None."""
+    def breach(self, operator: Operator) -> Breach | None:
+        """Return the breach if ``operator`` exceeds the limit, or None."""
         size = self.measure(operator)
         found = str(size)
         if self.divisor is not None:
             divisor = self.divisor(operator)
-            if divisor < 1:  # a factor below 1 breaks a rule of its own
+            if divisor < 1:
+                # ``infer`` reports it
                 return None
             found = f"{size}/{divisor}"
             size //= divisor
@@ -73,7 +78,10 @@ class Limit(NamedTuple):
 
 
 class Level:
-    """The limits of one level of a version, compiled from the table."""
+    """The limits of one level of a version, compiled from the table.
+
+    Types without breaches are remembered, and so are the limits of each operator.
+    """
 
     def __init__(self, name: str, version: Version) -> None:
         self.name = name
@@ -92,7 +100,7 @@ class Level:
                 if row.name != "CUSTOM" or rule not in OF_TYPED_OPERATORS:
                     yield rule, f"TOSA {operator.name}: {text}"
         for limit in self._limits_of(row):
-            breach = limit.violated(operator)
+            breach = limit.breach(operator)
             if breach is not None:
                 yield breach
 
@@ -105,19 +113,21 @@ class Level:
     def type_breaches(self, type: Type) -> list[Breach]:
         """Return the rules that a tensor or shape of this type breaks."""
         if type.dtype is DType.SHAPE:
-            found = list(self._shape_length(type))
+            found = list(self._breaches_of_shape(type))
         else:
-            found = list(self._tensor(type))
+            found = list(self._breaches_of_tensor(type))
         if not found:
             self._accepted.add(type)
         return found
 
-    def _shape_length(self, type: Type) -> Iterator[Breach]:
+    def _breaches_of_shape(self, type: Type) -> Iterator[Breach]:
+        """Yield a breach if a shape is too long."""
         longest = self.limits["max_shape_len"]
         if math.prod(type.shape) > longest:
             yield "level-shape-length", f"shape {type}: MAX_SHAPE_LEN is {longest}"
 
-    def _tensor(self, type: Type) -> Iterator[Breach]:
+    def _breaches_of_tensor(self, type: Type) -> Iterator[Breach]:
+        """Yield a breach for each rule that a tensor breaks."""
         rank = len(type.shape)
         most = self.limits["max_rank"]
         if rank > most:
@@ -224,10 +234,10 @@ def _entries(argument: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _at(entries: Sequence[int], position: int) -> int:
-    """Return an entry.
+    """Return an entry, or 0, which exceeds no limit.
 
-    0, which exceeds nothing, if there is none (``infer`` reports those operators), and
-    for one that is known at run time only.
+    It is 0 if there is no such entry, which ``infer`` reports, and for an entry that is
+    known at run time only.
     """
     if position >= len(entries) or is_dynamic(entries[position]):
         return 0
@@ -235,6 +245,7 @@ def _at(entries: Sequence[int], position: int) -> int:
 
 
 def _known_entries(value: Value) -> Sequence[int]:
+    """Return the entries of a SHAPE; none if they are not known."""
     try:
         return shape_of(value)
     except Illegal:
@@ -245,8 +256,9 @@ def _entry(name: str, position: int) -> Size:
     """Return the function for an entry of an attribute or of a SHAPE operand."""
 
     def size(operator: Operator) -> int:
-        held = getattr(operator, name)
-        entries = _known_entries(held) if isinstance(held, Value) else held
+        entries = getattr(operator, name)
+        if isinstance(entries, Value):
+            entries = _known_entries(entries)
         return _at(entries, position)
 
     return size

@@ -14,17 +14,17 @@ from .operator_table import Row
 
 
 class OlderLevel(Level):
-    """A level of 0.80, with the rules of that version that no table states."""
+    """A level of 0.80, with rules of that version that are not in ``operators*.json``."""
 
     def exceeded(self, operator: Operator, row: Row) -> Iterator[Breach]:
         """Yield the limits that ``operator`` exceeds, and attributes that 0.80 lacks."""
         yield from super().exceeded(operator, row)
-        why = _why_not_said(operator)
+        why = _why_not_expressible(operator)
         if why is not None:
             yield "operator-version", f"TOSA {operator.name}: {why}"
 
 
-def _why_not_said(operator: Operator) -> str | None:
+def _why_not_expressible(operator: Operator) -> str | None:
     """Return why 0.80 cannot express an attribute of 1.0, or None."""
     attributes = vars(operator)
     if attributes.get("nan_mode") is NanMode.IGNORE:

@@ -5,8 +5,8 @@
 name operands and attributes as ``ir.operators`` does.
 
 A row has the arguments of an operator: type variable, rank, level limits, and whether
-it must be constant. It also has the operator's modes. A mode binds the type variables,
-and lists alternatives of profiles and extensions that allow it.
+it must be constant. It also has the operator's modes. A mode has an element type for
+each type variable, and lists alternatives of profiles and extensions that allow it.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ OLDER: dict[Version, str] = {(0, 80): "operators_0_80.json"}
 class Mode(NamedTuple):
     """One legal combination of element types.
 
-    ``allowed_by`` are alternatives, each a set of names needed together. None is used
-    for an operand of a list that is not there.
+    ``types`` maps type variables to element types; None stands for an operand of a list
+    that is not there. ``allowed_by`` are alternatives, each a set of profiles and
+    extensions that are needed together.
     """
 
     types: dict[str, DType | None]
     allowed_by: tuple[frozenset[str], ...]
 
     def fits(self, bound: Mapping[str, DType | None]) -> bool:
-        """Return whether each bound variable of the mode has its element type."""
+        """Return whether the mode has the element types of ``bound``."""
         for variable, dtype in bound.items():
             if variable in self.types and self.types[variable] != dtype:
                 return False
@@ -76,7 +77,7 @@ class Row(NamedTuple):
     modes: tuple[Mode, ...]
     arguments: tuple[dict[str, Any], ...]
     input_list: int = -1
-    """Which of the inputs takes any number of operands."""
+    """Index of the input that is a list of operands; -1 if there is none."""
 
     def operands(self, count: int) -> tuple[str, ...]:
         """Return the element type or variable of each of ``count`` operands."""
@@ -89,9 +90,9 @@ class Row(NamedTuple):
     def bind(
         self, inputs: tuple[DType, ...], outputs: tuple[DType, ...]
     ) -> dict[str, DType | None] | str:
-        """Return the element type of each type variable.
+        """Return the element type of each type variable, from those of the operands.
 
-        Or the text that names the operand that does not fit.
+        If an operand does not fit, returns a text that says so.
         """
         bound: dict[str, DType | None] = {}
         elements = (*self.operands(len(inputs)), *self.results(len(outputs)))
@@ -107,32 +108,34 @@ class Row(NamedTuple):
         return bound
 
     def matching(self, bound: Mapping[str, DType | None]) -> list[Mode]:
-        """Return the modes in which each bound variable has its element type."""
+        """Return the modes that have the element types of ``bound``."""
         return [mode for mode in self.modes if mode.fits(bound)]
 
 
 _SCALE = "scale_t"
+"""The type variable of the scales of block-scaled operators."""
 
 
 def _spread(
-    elements: tuple[str, ...], count: int, at: int, scaled: bool
+    elements: tuple[str, ...], count: int, list_index: int, scaled: bool
 ) -> tuple[str, ...]:
-    """Repeat the element at ``at``, a list, so that there are ``count`` operands.
+    """Repeat the element at ``list_index`` so that there are ``count`` elements.
 
-    A list has equal tensors, or a tensor and its scale.
+    For example, (bool, T) for 4 operands becomes (bool, T, T, T). A list has tensors of
+    the same type, or a tensor and its scale.
     """
     if count == len(elements) or not elements:
         return elements
-    at %= len(elements)
-    before = elements[:at]
-    after = elements[at + 1 :]
-    listed = max(count - len(before) - len(after), 0)
+    list_index %= len(elements)
+    before = elements[:list_index]
+    after = elements[list_index + 1 :]
+    length = max(count - len(before) - len(after), 0)
     if after or scaled:
-        tensors = (elements[at], *[_SCALE] * (listed - 1))
+        tensors = (elements[list_index], *[_SCALE] * (length - 1))
     else:
-        tensors = (elements[at],) * listed
-    spread = (*before, *tensors[:listed], *after)
-    return spread[:count]  # an operator may lack some
+        tensors = (elements[list_index],) * length
+    spread = (*before, *tensors[:length], *after)
+    return spread[:count]  # an operator may lack operands
 
 
 def _fixed(element: str) -> DType | None:
@@ -164,9 +167,9 @@ def _row(entry: dict[str, Any]) -> Row:
     input_list = -1
     constants: list[tuple[int, str]] = []
     for position, argument in enumerate(inputs):
-        place = position if input_list < 0 else position - len(inputs)
+        index = position if input_list < 0 else position - len(inputs)
         if argument.get("compile_time_constant"):
-            constants.append((place, argument["name"]))
+            constants.append((index, argument["name"]))
         if input_list < 0 and "_list_" in argument["type"]:
             input_list = position
     return Row(

@@ -1,4 +1,4 @@
-"""The target of a lowering: ``TOSA-1.0+FP+INT`` and its like."""
+"""The target of a lowering, such as ``TOSA-1.0+FP+INT``."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MX_COMMON = "mx-common"
 
 @lru_cache(maxsize=len(FILES) + len(OLDER))
 def extensions(version: Version = (1, 0)) -> dict[str, frozenset[str]]:
-    """Map extensions of a version, in lower case, to profiles.
+    """Map each extension of a version, in lower case, to its profiles.
 
-    An extension needs one of its profiles.
+    It needs one of them.
     """
     found: dict[str, frozenset[str]] = {}
     for entry in load(version)["extensions"]:
@@ -46,7 +46,7 @@ def extensions(version: Version = (1, 0)) -> dict[str, frozenset[str]]:
 
 
 WhyNot = Callable[[Operator], str | None]
-"""Why a device does not take an operator, or None."""
+"""A function that returns why a device does not support an operator, or None."""
 
 _DEVICES: dict[str, WhyNot] = {}
 
@@ -54,14 +54,18 @@ _DEVICES: dict[str, WhyNot] = {}
 def narrow(name: str, why_not: WhyNot) -> None:
     """Register a device, a word of targets such as ``TOSA-1.0+INT+<name>``.
 
-    ``why_not`` returns why the device does not take an operator, or None; the user
-    reads the reason. It is called for operators that the target otherwise takes, with
-    operands, attributes and ``outputs``. It may look at types, at attributes, at which
-    operands are constant, and at the entries of constant SHAPEs (the scale of a
-    RESIZE). It may not look at the elements of other constants: operators that are
-    equal operators are checked once. Support check, lowering and validation use it, so each
-    process that lowers calls this. Raises ValueError unless ``name`` is new and
-    consists of lower-case letters and digits.
+    ``why_not`` returns why the device does not support an operator, or None; reports
+    show the reason. It is called for operators that the target supports without the
+    device. They have operands, attributes and ``outputs``.
+
+    ``why_not`` may look at types, at attributes, at which operands are constant, and at
+    the entries of constant SHAPEs (the scale of a RESIZE). It may not look at the
+    elements of other constants, because operators that are equal otherwise are checked
+    once.
+
+    Support check, lowering and validation call ``why_not``, so each process that lowers
+    must register the device. Raises ValueError unless ``name`` is new and consists of
+    lower-case letters and digits.
     """
     taken = {*_ALIASES, *_LEVELS}
     taken.update([profile.lower() for profile in (*PROFILES, *OLDER_PROFILES)])
@@ -79,11 +83,9 @@ def narrow(name: str, why_not: WhyNot) -> None:
 class TosaSpec:
     """A version, profiles (FP, INT), extensions (``bf16``, ...) and a level.
 
-    The level is 8K or NONE. ``devices``: words that narrow it further (``narrow``).
-
-    Level 8K holds unless ``+nolevel`` removes it: it is the only one the
-    specification defines, and no product promises to run more. ``str`` is
-    canonical and does not name it.
+    ``devices`` are words that narrow the target further (``narrow``). The level is 8K,
+    the only one that the specification defines, or NONE with ``+nolevel``. ``str``
+    returns the canonical text, which leaves out 8K.
     """
 
     version: tuple[int, int] = (1, 0)
@@ -96,8 +98,9 @@ class TosaSpec:
     def parse(text: str) -> TosaSpec:
         """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``.
 
-        ``TOSA-1.1``, a draft; ``TOSA-0.80+BI``, ``+MI``. Order and case do not matter;
-        Raises OptionError with the mistake and the valid words.
+        Other versions are ``TOSA-1.1``, a draft, and ``TOSA-0.80`` with ``+BI`` or
+        ``+MI``. Order and case do not matter. Raises OptionError with the mistake and
+        the valid words.
         """
         form = _FORM.fullmatch(text.strip())
         if form is None:
@@ -126,9 +129,9 @@ class TosaSpec:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Profiles and extensions as TOSA 1.0 writes them: PRO-FP, EXT-BF16.
+        """Return profiles and extensions as TOSA 1.0 writes them: PRO-FP, EXT-BF16.
 
-        Of 0.80 also the extensions that its profiles include.
+        For 0.80, they include the extensions that its profiles imply.
         """
         profiles = [f"PRO-{profile}" for profile in self.profiles]
         extensions = [f"EXT-{extension.upper()}" for extension in self.extensions]
@@ -136,7 +139,7 @@ class TosaSpec:
 
     @property
     def profile_names(self) -> tuple[str, ...]:
-        """The profiles as the version calls them."""
+        """Return the profiles by their names in the version."""
         if self.version in OLDER:
             return ("MI" if "FP" in self.profiles else "BI",)
         return tuple(p for p in PROFILES if p in self.profiles)
@@ -163,21 +166,21 @@ class TosaSpec:
 
     @cached_property
     def has_int64(self) -> bool:
-        """Whether tensors of int64 are taken as they are (EXT-INT64)."""
+        """Return whether the target supports tensors of int64 (EXT-INT64)."""
         return self.why_not_tensor(Type((1,), DType.INT64)) is None
 
     @property
     def takes_dynamic(self) -> bool:
-        """Whether tensors may have sizes that are known at run time only."""
+        """Return whether tensors may have sizes that are known at run time only."""
         return self.version > (1, 0)
 
     @property
     def max_nesting(self) -> int:
-        """How deep control flow may be nested (MAX_NESTING of the level)."""
+        """Return how deep control flow may be nested (MAX_NESTING of the level)."""
         return _level(self.level, self.version).limits["max_nesting"]
 
     def why_not(self, operator: Operator) -> str | None:
-        """Return why this target does not take ``operator``, or None.
+        """Return why this target does not support ``operator``, or None.
 
         Its ``outputs`` must be set.
         """
@@ -230,15 +233,15 @@ class TosaSpec:
                 yield "profile", f"TOSA {row.name}: {why}; the target is {self}"
 
     def why_not_tensor(self, type: Type) -> str | None:
-        """Return why this target does not take an input or output, or None."""
+        """Return why this target does not support an input or output, or None."""
         for _, text in self.type_breaches("tensor", type):
             return text
         return None
 
     def type_breaches(self, what: str, type: Type) -> Iterator[Breach]:
-        """Yield the rule and text of each refusal of a type as ``what``.
+        """Yield the rule and text of each refusal of a type.
 
-        ``what`` is "constant" or "tensor".
+        ``what`` is the word in the text: "constant" or "tensor".
         """
         why = why_not_blocks(type)
         if why:
@@ -252,17 +255,20 @@ class TosaSpec:
             yield rule, f"{what} {text}"
 
     def _why_not_types(self, operator: Operator) -> str | None:
-        """Return why the target does not take the operator's types, or None."""
+        """Return why the target does not support the operator's types, or None."""
         needs = alternatives(operator, self.version)
         if isinstance(needs, str):
             return needs
-        # most operators are taken, and the subject takes a while to write
+        # most operators are supported, and the text of the subject is slow
         if any(names <= self.names for names in needs):
             return None
         return self._refusal(f"TOSA {_subject(operator, self.version)}", needs)
 
     def _refusal(self, subject: str, allowed_by: list[frozenset[str]]) -> str | None:
-        """Return why the target does not take ``subject``, or None."""
+        """Return why the target does not support ``subject``, or None.
+
+        ``allowed_by`` are the alternatives for it.
+        """
         if any(names <= self.names for names in allowed_by):
             return None
         if not allowed_by:
@@ -295,9 +301,9 @@ def included(version: Version) -> frozenset[str]:
 
 
 def ways_of(allowed_by: list[frozenset[str]], version: Version) -> str:
-    """Return profiles and extensions, any of which would do, as text.
+    """Return alternatives as text, by the names of the version.
 
-    They are named as the version calls them.
+    For example, ``EXT-FFT+PRO-FP or PRO-INT``.
     """
     if version in OLDER:
         need_floats = all("PRO-FP" in names for names in allowed_by)
@@ -312,9 +318,10 @@ DEFAULT = TosaSpec()
 def alternatives(
     operator: Operator, version: Version = (1, 0)
 ) -> list[frozenset[str]] | str:
-    """Return sets of profiles and extensions that allow the operator's types.
+    """Return the alternatives that allow the operator's types.
 
-    Any of them does. Or the text if none can.
+    Each is a set of profiles and extensions, all of which are needed. If there is none,
+    returns a text with the reason.
     """
     key = version, kind_of(operator)
     if key not in _ALTERNATIVES:
@@ -323,16 +330,16 @@ def alternatives(
 
 
 def kind_of(operator: Operator) -> Hashable:
-    """Return a key of an operator; operators with equal keys need the same."""
+    """Return a key of an operator. Operators with equal keys have equal alternatives."""
     attributes = operator.__dict__
-    inputs = tuple([value.type[1] for value in operator.inputs])
-    outputs = tuple([value.type[1] for value in operator.outputs])
+    inputs = tuple([value.type.dtype for value in operator.inputs])
+    outputs = tuple([value.type.dtype for value in operator.outputs])
     acc_type = attributes.get("acc_type")
     return type(operator), inputs, outputs, acc_type, attributes.get("rounding_mode")
 
 
 _ALTERNATIVES: dict[Hashable, list[frozenset[str]] | str] = {}
-"""Answers about an operator depend on its types, which repeat in networks."""
+"""Cache of ``alternatives``, by version and ``kind_of``: kinds repeat in networks."""
 
 
 def _find_alternatives(
@@ -368,10 +375,10 @@ def _allowed_by(row: Row, bound: Mapping[str, DType | None]) -> list[frozenset[s
 
 @cache
 def value_alternatives(dtype: DType, version: Version) -> list[frozenset[str]]:
-    """Return sets of profiles and extensions that allow a type at the border.
+    """Return the alternatives that allow an element type of inputs and outputs.
 
-    The table has rows for CONST only, and CONST on FP8 requires FP8 arithmetic;
-    block-scaled operators take it as well.
+    They are those of CONST, because the table has no row for inputs. CONST of FP8
+    requires FP8 arithmetic, but block-scaled operators read FP8 without it.
     """
     row = rows(version)["CONST"]
     (variable,) = row.variables
@@ -384,7 +391,8 @@ def value_alternatives(dtype: DType, version: Version) -> list[frozenset[str]]:
 def _is_known(value: Value, operator: Operator) -> bool:
     """Return whether the operand is a compile-time constant.
 
-    Shapes that are computed of constants are, and all sizes are.
+    A shape with known entries is one, even if an operator computes it. So is the
+    operand of DIM.
     """
     if value.constant is not None or operator.name == "DIM":
         return True
@@ -398,7 +406,7 @@ def _word(word: str) -> str:
 
 
 def _subject(operator: Operator, version: Version) -> str:
-    """Return ``CAST from bool to fp32``, ``CLAMP on bf16`` and the like."""
+    """Return the operator and its types: ``CAST from bool to fp32``, ``CLAMP on bf16``."""
     row = rows(version)[operator.name]
     elements = row.operands(len(operator.inputs))
     operands = zip(operator.inputs, elements, strict=True)
@@ -426,6 +434,7 @@ def _distinct_types(values: Sequence[Value]) -> list[str]:
 
 @lru_cache(maxsize=6)
 def _level(name: str, version: Version) -> Level:
+    """Return the level ``name`` of a version."""
     if version in OLDER:
         from .older_limits import OlderLevel
 
@@ -436,7 +445,7 @@ def _level(name: str, version: Version) -> Level:
 def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSpec:
     """Return the target of the words after the version.
 
-    Raises OptionError, which shows ``text``.
+    Raises OptionError, which shows ``text``, the whole specification.
     """
     repeated = sorted({word for word in words if words.count(word) > 1})
     if repeated:
@@ -473,7 +482,7 @@ def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSp
 
 
 def _as_profiles_of_1_0(text: str, words: list[str]) -> list[str]:
-    """Return the words of a target of TOSA 0.80, with one profile."""
+    """Return the words of a target of TOSA 0.80, with the profiles of 1.0."""
     older = [word for word in words if word.upper() in OLDER_PROFILES]
     others = [word for word in words if word not in older]
     if len(older) != 1 or any(word.upper() in PROFILES for word in others):

@@ -15,14 +15,14 @@ MOST_NUMBERS = 16
 
 
 def text_of(array: Array, type: Type) -> str:
-    """Return ``[1.0, 2.0]``, ``splat 0.0`` or ``base64 "..."``, the shortest."""
+    """Return ``splat 0.0`` for equal elements, ``[1.0, 2.0]``, or ``base64 "..."``."""
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.size > 1 and _are_equal(flat, type.dtype):
         number = _numeral(flat[:1], type.dtype)
         if number is not None:
             return f"splat {number}"
     if flat.size <= MOST_NUMBERS:
-        elements = [flat[place : place + 1] for place in range(flat.size)]
+        elements = [flat[k : k + 1] for k in range(flat.size)]
         numerals = [_numeral(element, type.dtype) for element in elements]
         if None not in numerals:
             return f"[{', '.join(map(str, numerals))}]"
@@ -43,7 +43,7 @@ _RANGES = {
     DType.FP6E2M3: range(64),
     DType.FP6E3M2: range(64),
 }
-"""Elements of the types that memory holds in wider ones."""
+"""Legal elements of types that memory holds in wider types."""
 
 
 def _bits(array: Array, dtype: DType) -> bytes:
@@ -53,9 +53,9 @@ def _bits(array: Array, dtype: DType) -> bytes:
 
 
 def _numeral(element: Array, dtype: DType) -> str | None:
-    """Return the text of one element.
+    """Return a text of one element that is parsed to the same bits.
 
-    None if only its bits define it (a NaN with a payload).
+    None if there is none, as for a NaN with a payload.
     """
     bits = _bits(element, dtype)
     for text in _candidates(element, dtype):
@@ -77,9 +77,9 @@ def _candidates(element: Array, dtype: DType) -> list[str]:
 
 
 def _array(numbers: list[Number], dtype: DType) -> Array:
-    """Return the elements in memory.
+    """Return numbers as elements in memory. Floats are rounded.
 
-    Floats are the nearest, Illegal if only infinity is near.
+    Raises Illegal for a number that is not in the range of ``dtype``.
     """
     if dtype is DType.BF16:
         return _bfloat16_bits(_floats(numbers, DType.FP32))
@@ -93,7 +93,7 @@ def _array(numbers: list[Number], dtype: DType) -> Array:
 
 
 def _floats(numbers: list[Number], dtype: DType) -> Array:
-    """Return numbers as floats of ``dtype``; Illegal if one is too large."""
+    """Return numbers as floats of ``dtype``. Raises Illegal if one is too large."""
     try:
         exact = np.array([float(n) for n in numbers], np.float64)
     except OverflowError:  # an integer of hundreds of digits
@@ -107,7 +107,7 @@ def _floats(numbers: list[Number], dtype: DType) -> Array:
 
 
 def _bfloat16_bits(floats: Array) -> Array:
-    """Return the upper halves of float32 numbers, rounded to nearest, ties to even."""
+    """Return float32 numbers as bits of bfloat16, rounded to nearest, ties to even."""
     bits = floats.view(np.uint32)
     is_odd = bits >> 16 & 1
     rounded: Array = ((bits + 0x7FFF + is_odd) >> 16).astype(np.uint16)
@@ -148,7 +148,7 @@ def number_of(text: str) -> Number:
 def from_numbers(numbers: list[Number], type: Type) -> Array:
     """Return a constant from all of its elements.
 
-    Illegal if there are more or fewer than the type has.
+    Raises Illegal if there are more or fewer than the type has.
     """
     count = math.prod(type.shape)
     if len(numbers) != count:

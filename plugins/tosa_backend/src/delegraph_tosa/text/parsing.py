@@ -1,4 +1,4 @@
-"""From the text form of a graph back to the graph (see ``ir.text``)."""
+"""Reads the text form of a graph (see the package)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Declaration(NamedTuple):
 def parse(text: str) -> Graph:
     """Return the graph of its text form.
 
-    FormatError names the line; elided constants cannot be read back.
+    Raises FormatError, with the line, for a mistake or an elided constant.
     """
     return _Parser(list(_tokens(text))).program()
 
@@ -83,6 +83,7 @@ def _wrong(line: int, why: str) -> FormatError:
 
 
 def _tokens(text: str) -> Iterator[Token]:
+    """Yield the tokens of ``text``, and then one of kind ``end``."""
     position = 0
     line = 1
     while position < len(text):
@@ -99,9 +100,10 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 class _Parser:
-    """Recursive descent over the tokens.
+    """A recursive descent parser. Its methods read what begins at the next token.
 
-    Graphs may refer to graphs that follow, so bodies are bound at the end.
+    A graph refers to control flow graphs that follow it, so the last graph is read
+    first. ``values`` are those of the graph that is being read, by printed name.
     """
 
     def __init__(self, tokens: list[Token]) -> None:
@@ -114,7 +116,7 @@ class _Parser:
 
     @property
     def next(self) -> Token:
-        """The next token."""
+        """Return the next token."""
         return self.tokens[self.position]
 
     def wrong(self, why: str) -> FormatError:
@@ -143,12 +145,12 @@ class _Parser:
         return True
 
     def comments(self) -> None:
-        """Step over remarks, which are no operator's source."""
+        """Step over comments, which are not the source of an operator."""
         while self.accept("comment"):
             pass
 
     def listed(self, item: Callable[[], T], end: str) -> list[T]:
-        """Return items separated by commas up to the mark ``end``, which is taken too."""
+        """Return items separated by commas, up to and including the mark ``end``."""
         items: list[T] = []
         while not self.accept("mark", end):
             if items:
@@ -166,7 +168,7 @@ class _Parser:
     # -- graphs ------------------------------------------------------------------------
 
     def program(self) -> Graph:
-        """Return all graphs, last to first: a graph follows those it refers to."""
+        """Return the first graph, after all others were read, the last one first."""
         starts: list[int] = []
         for position, token in enumerate(self.tokens):
             if token.kind == "word" and token.text == "graph":
@@ -267,9 +269,9 @@ class _Parser:
         self.define(Value(type, self.constant_elements(type)), printed)
 
     def constant_elements(self, type: Type) -> Constant:
-        """Return ``[1.0, 2.0]``.
+        """Return the elements of a constant.
 
-        Of a block-scaled constant the values, then ``scales`` and the scales.
+        A block-scaled constant has values, the word ``scales``, and scales.
         """
         if type.dtype not in BLOCK_SCALED:
             return Literal(self.elements(type))
@@ -296,16 +298,18 @@ class _Parser:
         return self.legal(lambda: from_numbers(numbers, type))
 
     def element(self) -> float | int:
-        """Return a number, or a truth value, which only elements of constants are."""
+        """Return a number, or 1 or 0 for ``true`` or ``false``."""
         if self.next.text in ("true", "false"):
             return int(self.take("word") == "true")
         return self.number()
 
     def number(self) -> float | int:
+        """Return a number."""
         text = self.take("number")
         return self.legal(lambda: number_of(text))
 
     def string(self) -> str:
+        """Return a string without its quotes."""
         return self.unquoted(self.take("string"))
 
     def unquoted(self, text: str) -> str:
@@ -322,7 +326,7 @@ class _Parser:
     # -- operators ---------------------------------------------------------------------
 
     def operator(self, declared: list[Declaration]) -> Operator:
-        """Return the operator at the next token, with these results."""
+        """Return an operator with the results ``declared``."""
         name = self.take("word")
         if name not in OPERATORS:
             raise self.wrong(f"{name!r} is no operator of TOSA")
@@ -347,7 +351,10 @@ class _Parser:
         return operator
 
     def results(self, operator: Operator, declared: list[Declaration]) -> None:
-        """Define the results of an operator, with the types of both sides."""
+        """Define the results of an operator.
+
+        Their inferred types get known sizes from the declared ones.
+        """
         inferred = self.legal(operator.infer)
         if len(inferred) != len(declared):
             raise self.other_results(operator, inferred)
@@ -365,7 +372,7 @@ class _Parser:
         return self.wrong(f"{operator.name} gives {text}")
 
     def implied(self, kind: type[Operator], types: list[Type]) -> dict[str, Any]:
-        """Return attributes that follow from the result types."""
+        """Return the attributes that follow from the types of the results."""
         implied: dict[str, Any] = {}
         for name, form in kind.attributes.items():
             if form not in ("ResultDType", "ResultTypes"):
@@ -420,7 +427,7 @@ class _Parser:
             raise self.wrong(f"{word!r} is no {kind}") from None
 
     def body(self) -> Graph:
-        """Return a graph of control flow, which was read before."""
+        """Return a control flow graph, which was read before."""
         name = self.unquoted(self.take("graph")[1:])
         if name not in self.graphs:
             raise self.wrong(f"there is no graph {name!r} below")

@@ -1,4 +1,4 @@
-"""From a graph to its text form (see ``ir.text``)."""
+"""Writes the text form of a graph (see the package)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ LONGEST_LINE = 2000
 def render(graph: Graph, *, elide: int | None = None) -> str:
     """Return the graph as text, which can be parsed back.
 
-    With ``elide`` a shorter one, which cannot. Then constants of more than ``elide``
-    elements are left out (``...``), and not even computed, and long names, attributes
-    and lines are cut: a file may refer to one long text any number of times.
+    With ``elide``, the text is shorter, and cannot be parsed back. Constants of more
+    than ``elide`` elements are left out (``...``), and not even computed. Long names,
+    attributes and lines are cut: a file may refer to one long text any number of times.
     """
     graphs = graph.reachable()
     names = _graph_names(graphs, elide is not None)
@@ -58,7 +58,7 @@ def _graph_names(graphs: list[Graph], elided: bool) -> dict[Graph, str]:
 
 
 class _Printer:
-    """One graph. Values are numbered when they are first met."""
+    """Prints one graph. Values without a name of their own are numbered at first use."""
 
     def __init__(
         self, graph: Graph, graphs: dict[Graph, str], elide: int | None
@@ -106,9 +106,11 @@ class _Printer:
         return f"{text[:longest]}..."
 
     def declaration(self, value: Value) -> str:
+        """Return the name and the type of a value."""
         return f"{self.name(value)}: {value.type.written}"
 
     def elements(self, value: Value) -> str:
+        """Return the elements of a constant."""
         if self.elide is not None and math.prod(value.shape) > self.elide:
             return "..."
         parts = zip(stored_elements(value), stored_types(value.type), strict=True)
@@ -164,6 +166,7 @@ class _Printer:
 
 
 def _values(graph: Graph) -> Iterator[Value]:
+    """Yield all values of the graph, with repetitions."""
     yield from graph.inputs
     for operator in graph.operators:
         yield from operator.inputs
@@ -172,6 +175,7 @@ def _values(graph: Graph) -> Iterator[Value]:
 
 
 def _quoted(name: str) -> str:
+    """Return a name, in quotes unless it has only plain characters."""
     return name if _BARE.fullmatch(name) else json.dumps(name)
 
 

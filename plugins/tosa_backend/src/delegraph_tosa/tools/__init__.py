@@ -1,4 +1,4 @@
-"""Figures, verdicts of other tools and pages for ``delegraph inspect``."""
+"""Figures, summaries, pages and verdicts of other tools, for ``delegraph inspect``."""
 
 from .external_validators import verdicts
 from .graph_figures import Figures, figures

@@ -31,9 +31,9 @@ WHOLE_UP_TO = 1 << 30
 The reference model takes four times as much memory, tosa-opt twice.
 """
 LARGE = 1 << 16
-"""Size of a constant that becomes an input of a larger file for tosa-opt."""
-_SAID = 1 << 20
-"""Bytes of a tool's errors that are looked at."""
+"""Size in bytes of a constant that ``_legality_of_large`` makes an input."""
+_MOST_ERRORS = 1 << 20
+"""Bytes of a tool's errors that are read."""
 _RUN = """
 import sys, numpy, tosa_reference_model as model
 file, arrays, level = sys.argv[1:]
@@ -48,8 +48,8 @@ def verdicts(
 ) -> list[Verdict]:
     """Return the verdicts of tosa-opt and of the reference model.
 
-    tosa-opt checks legality for ``spec``; the model runs on ``inputs``. ``graph`` is
-    the needs of the file, which decide which tools run.
+    tosa-opt checks that ``file``, with this ``graph``, is legal for ``spec``. The model
+    runs it on ``inputs``.
     """
     if spec.version < (1, 0):
         return _verdicts_on_1_0(graph, inputs)
@@ -118,6 +118,7 @@ def _legality_of_large(graph: Graph, spec: TosaSpec) -> Verdict:
 
 
 def _pipeline(file: Path, spec: TosaSpec) -> str:
+    """Return tosa-opt's passes, which read a file and validate it."""
     profiles = ",".join(f"pro_{p.lower()}" for p in sorted(spec.profiles))
     extensions = ",".join(e.replace("-", "_") for e in sorted(spec.extensions))
     version = "1.0" if spec.version == (1, 0) else "1.1.draft"
@@ -202,11 +203,11 @@ def _program(name: str) -> Path | None:
 
 
 def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a tool.
+    """Run a tool with ``text`` as its input, and return its errors.
 
-    It makes gdb print a backtrace of every refusal, so folders with gdb are not on its
-    path. Its print of the program is not kept: a small file with operators that share
-    a long text prints gigabytes.
+    If there is a gdb, tools print a backtrace of every refusal, so folders with gdb are
+    not on their path. Their output is dropped: for a small file with operators that
+    share a long text, they print gigabytes.
     """
     path = os.pathsep.join(p for p in os.get_exec_path() if not Path(p, "gdb").exists())
     environment = os.environ | {"PATH": path}
@@ -221,8 +222,8 @@ def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess
                 env=environment,
             )
             errors.seek(0)
-            said = errors.read(_SAID).decode(errors="replace")
-        return subprocess.CompletedProcess(command, done.returncode, "", said)
+            text_of_errors = errors.read(_MOST_ERRORS).decode(errors="replace")
+        return subprocess.CompletedProcess(command, done.returncode, "", text_of_errors)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(
             command, 1, "", f"error: it took longer than {SECONDS} seconds"

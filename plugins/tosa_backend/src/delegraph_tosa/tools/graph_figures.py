@@ -1,6 +1,6 @@
 """Figures of a graph: multiply-accumulates, bytes by type, live memory.
 
-A size that is known at run time only counts as the least that it can be.
+A size that is known at run time only counts with its smallest value.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Figures:
     """
 
     operators: dict[str, int]
-    """Operator -> how often it is there, the most frequent first."""
+    """Operator -> how many of it the graph has, the most frequent first."""
     constants: int
-    """How many there are, shapes included."""
+    """Number of constants, including shapes."""
     parameters: int
     """Elements of constants that are no shapes."""
     multiply_accumulates: int
-    """Of convolutions and matrix products."""
+    """Products that convolutions and matrix products compute and add up."""
     constant_bytes: dict[str, int]
     """Element type -> bytes of constants."""
     computed_bytes: dict[str, int]
@@ -62,7 +62,7 @@ def figures(graph: Graph) -> Figures:
         multiply_accumulates=sum(map(multiply_accumulates, operators)),
         constant_bytes=_bytes_by_type(constants),
         computed_bytes=_bytes_by_type(computed),
-        largest_live_bytes=_largest(graphs),
+        largest_live_bytes=_largest_live_bytes_of_program(graphs),
     )
 
 
@@ -81,7 +81,7 @@ def _bytes_by_type(values: Iterable[Value]) -> dict[str, int]:
 
 
 def multiply_accumulates(operator: Operator) -> int:
-    """Return the number of products that are summed up, those with padding included.
+    """Return the number of products that are added up, including those with padding.
 
     0 for all but convolutions and matrix products.
     """
@@ -137,14 +137,14 @@ _PRODUCTS: dict[type[Operator], Callable[[Operator], int]] = {
     ops.MATMUL_T: _of_matrix_product,
     ops.MATMUL_T_BLOCK_SCALED: _of_matrix_product,
 }
-"""Maps an operator to products per element of its result.
+"""Maps an operator to a function for the number of products per element of its result.
 
-Per element of its input for TRANSPOSE_CONV2D.
+For TRANSPOSE_CONV2D, it is the number per element of its input.
 """
 
 
-def _largest(graphs: list[Graph]) -> int:
-    """Return the largest live set of the first graph.
+def _largest_live_bytes_of_program(graphs: list[Graph]) -> int:
+    """Return the largest live memory of the first graph, the program.
 
     The memory of a body is added where it is called.
     """

@@ -11,16 +11,16 @@ from delegraph_analysis.drawing import Box, Picture, Wire, figure, head, text
 
 from ..ir.graph import Graph, Operator, Value
 
-_OPERANDS = 20
-"""Operands that the tooltip of an operator names."""
-_CHARACTERS = 200
-"""Of a text in a tooltip."""
+_MOST_OPERANDS = 20
+"""The most operands in the tooltip of an operator."""
+_MOST_CHARACTERS = 200
+"""The most characters of a text in a tooltip."""
 
 
 def page(graph: Graph, title: str, facts: Iterable[tuple[str, str]]) -> str:
     """Return the page of a graph and the graphs of its control flow.
 
-    ``facts`` become a table at its head.
+    ``facts`` are the rows (name, value) of a table at its head.
     """
     parts = [head(title), f"<body>\n<h1>{text(title)}</h1>\n<table>\n"]
     for name, value in facts:
@@ -39,10 +39,12 @@ def _picture(graph: Graph) -> Picture:
     Constants are in the tooltips of their users.
     """
     boxes: list[Box] = []
+    # value -> index of the box that computes it
     sources: dict[Value, int] = {}
+    # value -> indices of the boxes that use it, each once
     uses: dict[Value, dict[int, None]] = {}
 
-    def place(box: Box, operands: Iterable[Value], results: Iterable[Value]) -> None:
+    def add(box: Box, operands: Iterable[Value], results: Iterable[Value]) -> None:
         """Add a box that uses ``operands`` and computes ``results``."""
         number = len(boxes)
         boxes.append(box)
@@ -52,13 +54,13 @@ def _picture(graph: Graph) -> Picture:
         sources.update(dict.fromkeys(results, number))
 
     for value in graph.inputs:
-        place(_border("input", value), operands=(), results=(value,))
+        add(_border("input", value), operands=(), results=(value,))
     for operator in graph.operators:
         label = (operator.name, _results(operator))
         box = Box(label, _tooltip(operator), "backend")
-        place(box, operator.inputs, operator.outputs)
+        add(box, operator.inputs, operator.outputs)
     for value in graph.outputs:
-        place(_border("output", value), operands=(value,), results=())
+        add(_border("output", value), operands=(value,), results=())
     wires = [
         Wire(sources[value], tuple(users), repr(value)) for value, users in uses.items()
     ]
@@ -66,7 +68,7 @@ def _picture(graph: Graph) -> Picture:
 
 
 def _border(kind: str, value: Value) -> Box:
-    """Return the box of an input or output; ``kind`` says which."""
+    """Return the box of a value; ``kind`` is ``input`` or ``output``."""
     label = (f"{kind} {value.name}", str(value.type))
     return Box(label, (repr(value),), "border", owner=kind)
 
@@ -81,15 +83,15 @@ def _tooltip(operator: Operator) -> tuple[str, ...]:
 
     Each text is shortened here, because many operators may share a long one.
     """
-    operands = [repr(value) for value in operator.inputs[:_OPERANDS]]
-    if len(operator.inputs) > _OPERANDS:
+    operands = [repr(value) for value in operator.inputs[:_MOST_OPERANDS]]
+    if len(operator.inputs) > _MOST_OPERANDS:
         operands.append("...")
     parts = [f"{operator.name}({', '.join(operands)})"]
     for name, value in operator.attribute_values().items():
-        held = value.name if isinstance(value, Graph) else value
-        if isinstance(held, str | bytes):
-            held = held[:_CHARACTERS]
-        parts.append(f"{name}={held!s}")
+        shown = value.name if isinstance(value, Graph) else value
+        if isinstance(shown, str | bytes):
+            shown = shown[:_MOST_CHARACTERS]
+        parts.append(f"{name}={shown!s}")
     if operator.source:
-        parts.append(f"at {str(operator.source)[:_CHARACTERS]}")
+        parts.append(f"at {str(operator.source)[:_MOST_CHARACTERS]}")
     return tuple(parts)

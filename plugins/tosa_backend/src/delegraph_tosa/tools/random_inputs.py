@@ -42,19 +42,20 @@ def sample(
 ) -> list[Array]:
     """Return an array for each input: normal floats, small integers.
 
-    Inputs that choose rows, directly or after they were only moved, have indices of
-    rows; those that SCATTER takes itself name none twice. Sizes that are known at run
-    time only are 2, or 1 if they cannot all be 2. ``ranges``: position of an input with
-    indices -> the range in which they must lie.
+    Inputs that GATHER and the like read, directly or after data movement, have valid
+    indices of rows. Direct indices of SCATTER differ. Sizes that are known at run time
+    only are 2, or 1 if the graph does not accept 2. ``ranges`` maps the position of an
+    input with indices to their smallest and largest value.
     """
     graph = _static(graph)
     rng = np.random.default_rng(seed)
-    rows = _rows(graph)
+    row_counts = _row_counts(graph)
     distinct = {op.indices for op in graph.operators if isinstance(op, ops.SCATTER)}
     arrays: list[Array] = []
     for value in graph.inputs:
-        if value in rows:
-            arrays.append(_indices(value, rows[value], value in distinct, rng))
+        if value in row_counts:
+            rows = row_counts[value]
+            arrays.append(_indices(value, rows, value in distinct, rng))
         else:
             arrays.append(_elements(value.type, rng))
     for position, (low, high) in ranges.items():
@@ -64,10 +65,9 @@ def sample(
 
 
 def _moved_into(integers: Array, lowest: int, high: int) -> Array:
-    """Return integers from ``lowest`` to ``high``.
+    """Return integers from ``lowest`` to ``high``, without negative ones if possible.
 
-    Negative labels are in the range, but only one of them is valid: they are left out
-    if there are others.
+    The range of labels of a loss contains negative ones, of which only one is valid.
     """
     low = max(lowest, 0) if high >= 0 else lowest
     count = high - low + 1
@@ -78,7 +78,7 @@ def _moved_into(integers: Array, lowest: int, high: int) -> Array:
 def _static(graph: Graph) -> Graph:
     """Return the graph with a number for each size.
 
-    InputError if no number does for all of them.
+    Raises InputError if the graph accepts neither 2 nor 1 for all unknown sizes.
     """
     if not is_dynamic(graph):
         return graph
@@ -97,27 +97,29 @@ def _shapes_with(graph: Graph, number: int) -> list[tuple[int, ...]]:
     return shapes
 
 
-def _rows(graph: Graph) -> dict[Value, int]:
-    """Return the number of rows for each value that is used as indices."""
-    rows: dict[Value, int] = {}
+def _row_counts(graph: Graph) -> dict[Value, int]:
+    """Map each value that is used as indices to the number of rows that it indexes."""
+    counts: dict[Value, int] = {}
     for operator in reversed(graph.operators):
-        for value, count in _chosen(operator, rows):
-            rows[value] = min(count, rows.get(value, count))
-    return rows
+        for value, count in _index_operands(operator, counts):
+            counts[value] = min(count, counts.get(value, count))
+    return counts
 
 
-def _chosen(operator: Operator, rows: dict[Value, int]) -> list[tuple[Value, int]]:
-    """Return the operands that choose rows, each with the number of rows.
+def _index_operands(
+    operator: Operator, row_counts: dict[Value, int]
+) -> list[tuple[Value, int]]:
+    """Return the operands that are indices, each with the number of rows.
 
-    ``rows`` are those of the results.
+    ``row_counts`` are those of values that are computed later.
     """
     if isinstance(operator, ops.SCATTER):
         return [(operator.indices, operator.values_in.shape[1])]
     if isinstance(operator, _GATHERING):
         count = operator.inputs[0].shape[1] - _rows_at_once(operator) + 1
         return [(operator.indices, count)]
-    if isinstance(operator, _MOVING) and operator.outputs[0] in rows:
-        count = rows[operator.outputs[0]]
+    if isinstance(operator, _MOVING) and operator.outputs[0] in row_counts:
+        count = row_counts[operator.outputs[0]]
         moved = [v for v in operator.inputs if v.dtype is not DType.SHAPE]
         return [(value, count) for value in moved]
     return []
@@ -136,18 +138,18 @@ def _indices(
 ) -> Array:
     """Return random indices of rows; ``distinct`` ones if there are enough rows."""
     if distinct and value.shape[1] <= rows:
-        images, count = value.shape
-        each = [rng.permutation(rows)[:count] for _ in range(images)]
-        indices: Array = np.stack(each)
+        batches, count = value.shape
+        permutations = [rng.permutation(rows)[:count] for _ in range(batches)]
+        indices: Array = np.stack(permutations)
     else:
         indices = rng.integers(0, max(rows, 1), value.shape)
     return indices.astype(ARRAY_DTYPES[value.dtype])
 
 
 def _elements(type: Type, rng: np.random.Generator) -> Array:
-    """Return elements that are valid in any integer type.
+    """Return random elements: normal floats, small integers.
 
-    BF16 is the upper half of a float32, scales are from 1/2 to 2.
+    Scales of block-scaled tensors are from 1/2 to 2.
     """
     array = ARRAY_DTYPES[type.dtype]
     if type.dtype in BLOCK_SCALED:
@@ -159,6 +161,7 @@ def _elements(type: Type, rng: np.random.Generator) -> Array:
         return encoded(rng.standard_normal(type.shape), type.dtype)
     if type.dtype is DType.BF16:
         bits = rng.standard_normal(type.shape, np.float32).view(np.uint32)
+        # the upper half of a float32
         return (bits >> 16).astype(np.uint16)
     if array.kind == "f":
         return rng.standard_normal(type.shape).astype(array)

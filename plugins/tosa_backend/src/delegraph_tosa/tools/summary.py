@@ -20,15 +20,15 @@ from ..serialize.elements import size_in_file
 from ..spec import TosaSpec
 
 _TORCH_NAMES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
-"""Element types with a torch name other than TOSA's in small letters."""
+"""Element types that torch names differently from TOSA."""
 
 
 def summarize(
     graph: Graph, target: TosaSpec, size: int, quantized: Quantization
 ) -> Summary:
-    """Return the summary of a file's graph of ``size`` bytes for ``target``.
+    """Return the summary of the graph of a file with ``size`` bytes for ``target``.
 
-    Of constants only their types are looked at.
+    Does not read the elements of constants.
     """
     operators: Counter[str] = Counter()
     values: dict[Value, None] = {}
@@ -62,11 +62,12 @@ def summarize(
 def _border(
     values: Iterable[Value], quantized: Mapping[str, QuantizationParameters | None]
 ) -> tuple[TensorSummary, ...]:
+    """Return the summaries of the inputs or of the outputs."""
     return tuple(_tensor(value, quantized.get(value.name)) for value in values)
 
 
 def _tensor(value: Value, quantized: QuantizationParameters | None) -> TensorSummary:
-    """Return the summary of an input or output; None for a size of the run time."""
+    """Return the summary of an input or output; None stands for a dynamic size."""
     sizes = tuple(
         None if size == UNKNOWN else int(size) for size in value.type.declared
     )
