@@ -96,7 +96,7 @@ def test_incomplete_device_halves_are_refused_before_running(
         device, "stock_runtime", lambda: SimpleNamespace(backend_registry=Known)
     )
     monkeypatch.setattr(
-        device, "_half", {"Other": None, "New": Path("no", "such.cpp")}.get
+        device, "_device_half", {"Other": None, "New": Path("no", "such.cpp")}.get
     )
     monkeypatch.setattr(device, "wheel_folder", lambda: Path("wheel"))
     device.load_device_halves(["Known", "Other"])
@@ -106,10 +106,10 @@ def test_incomplete_device_halves_are_refused_before_running(
 
 
 def test_backends_without_a_device_half() -> None:
-    assert device._half("no such backend") is None
+    assert device._device_half("no such backend") is None
     # it declares no runtime
-    assert device._half("BackendWithDelegateMappingDemo") is None
-    assert device._half("TOSABackend") is None
+    assert device._device_half("BackendWithDelegateMappingDemo") is None
+    assert device._device_half("TOSABackend") is None
 
 
 class Known:

@@ -1,6 +1,7 @@
 """Write, read, inspect and run ExecuTorch's ``.pte`` files, without ExecuTorch.
 
-``bridge`` makes delegraph backends of ExecuTorch's. It needs the wheel ``executorch``.
+``bridge`` makes a delegraph backend of a backend of ExecuTorch. It needs the wheel
+``executorch``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Encode the structure of a method's inputs and outputs as text.
 
 A structure has lists, tuples, dictionaries and named tuples. Runtimes pass flat lists
-and ignore the text; ``delegraph.load`` restores the structure for callers. The text
-names no classes, so reading it imports nothing.
+and ignore the text; ``delegraph.load`` restores the structure for callers. The text does
+not refer to classes, so reading it imports nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from delegraph_programs.program_arguments import expect_indices, expect_within, 
 from torch.utils import _pytree as pytree
 
 from .program.calling import index_ranges, input_ranges
-from .program.calling import input_names as stated_names
+from .program.calling import input_names as names_in_file
 from .program.input_sizes import InputSizes
 from .program.pte_tables import ContainerMetadata, ExecutionPlan
 
 _LEAF = "*"
+"""The structure of a single value."""
 _DICTS = (dict, OrderedDict, defaultdict)
 _KEYS = (str, int, float, bool, type(None))
+"""Types of keys that JSON can represent."""
 
 
 def encode_structure(spec: pytree.TreeSpec) -> str:
@@ -50,7 +52,7 @@ def _encode(spec: pytree.TreeSpec) -> Any:
         return {"named": [spec.context.__name__, pairs]}
     if spec.type is tuple:
         return {"tuple": children}
-    # that of a defaultdict also has the function for missing keys, before the keys
+    # the context of a defaultdict is (function for missing keys, keys)
     keys = spec.context[1] if spec.type is defaultdict else spec.context
     if spec.type in _DICTS and all(isinstance(k, _KEYS) for k in keys):
         return {"dict": [list(pair) for pair in zip(keys, children, strict=True)]}
@@ -67,11 +69,13 @@ def encode_inputs(
 ) -> str:
     """Return the text of a method's inputs.
 
-    ``names`` are those of positional arguments, if torch recorded them. ``sizes``: the
-    dynamic sizes. ``fixed``: positions of flat inputs that are constant numbers or
-    texts. ``within`` maps the position of an input to the lowest and highest integer
-    that it may hold. ``indexed`` does so for inputs with indices; outside of the range,
-    eager PyTorch raises an error.
+    - ``names``: names of positional arguments, if torch recorded them.
+    - ``sizes``: the dynamic sizes.
+    - ``fixed``: positions of flat inputs that are constant numbers or strings.
+    - ``within``: position of an input -> the lowest and highest integer that it may
+      hold.
+    - ``indexed``: the same for inputs with indices. Outside of this range, eager PyTorch
+      raises an error.
     """
     facts: dict[str, Any] = {}
     if sizes.sizes:
@@ -93,7 +97,8 @@ def check_fixed_inputs(
 ) -> list[int]:
     """Return the positions of flat inputs that are constant.
 
-    Raises InputError if a call has another value for one of them.
+    ``flat`` are the inputs of a call. Raises InputError if it has another value for a
+    constant one.
     """
     # the text may come from a damaged file
     content = _fact_about_inputs(plan.container, "fixed")
@@ -127,13 +132,13 @@ def check_input_ranges(
 
 
 def _is_constant(given: Any, wanted: Any) -> bool:
-    """Return whether a number or text is the constant of a program; arrays never are."""
+    """Return whether ``given`` is the constant ``wanted``; arrays never are."""
     return isinstance(given, (int, float, str, type(None))) and is_fixed(wanted, given)
 
 
 def input_names(plan: ExecutionPlan) -> list[str]:
     """Return the names of the flat inputs, or their numbers if the file has none."""
-    names = stated_names(plan.container, len(plan.inputs))
+    names = names_in_file(plan.container, len(plan.inputs))
     return [name or str(k) for k, name in enumerate(names)]
 
 
@@ -145,7 +150,7 @@ def argument_names(container: ContainerMetadata | None) -> list[str]:
 
 
 def _fact_about_inputs(container: ContainerMetadata | None, key: str) -> Any:
-    """Return an entry of the text of inputs; None for a missing or damaged one."""
+    """Return the entry ``key`` of the text of inputs; None if missing or damaged."""
     try:
         content = json.loads(container.inputs) if container is not None else None
     except (ValueError, RecursionError):
@@ -162,11 +167,10 @@ def encode_outputs(
 ) -> str:
     """Return the text of a method's outputs and delegates.
 
-    A delegate call lists inputs and outputs without their border, and the table of a
-    delegate has no field for a producer: the text has both. ``fingerprints`` (of the
-    backends' tools) and ``facts`` (of the backends' reports) are left out if all are
-    empty. A text that all delegates share is written once. ``program.calling`` reads
-    the text.
+    It has facts about delegates that ExecuTorch's tables lack: the number of outputs
+    among the arguments of a call, and the producer. ``fingerprints`` (of the backends'
+    tools) and ``facts`` (of the backends' reports) are left out if all are empty. A
+    string that all delegates share is written once. ``program.calling`` reads the text.
     """
     if not delegate_outputs:
         return encode_structure(spec)
@@ -183,8 +187,10 @@ def encode_outputs(
 
 
 def _once(texts: Sequence[str]) -> list[str] | str:
-    """Return a single text if all are equal, else the list."""
-    return texts[0] if len(texts) > 1 and len(set(texts)) == 1 else list(texts)
+    """Return a single string if all are equal, else the list."""
+    if len(texts) > 1 and len(set(texts)) == 1:
+        return texts[0]
+    return list(texts)
 
 
 def decode_structure(text: str) -> pytree.TreeSpec:
@@ -216,12 +222,16 @@ def _decode(encoded: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    """Return one class for each text: structures that are read twice must be equal."""
+    """Return a class; the same one for equal arguments.
+
+    Structures are equal only if their classes are, so a structure that is read twice
+    needs the same class.
+    """
     return namedtuple(name, fields)
 
 
 def _in_containers_of_file(value: Any) -> Any:
-    """Return a value in the containers that it has after writing and reading."""
+    """Return a value with its containers as a file describes them: lists, tuples, ..."""
     leaves, spec = pytree.tree_flatten(value)
     return pytree.tree_unflatten(leaves, pytree.tree_structure(_decode(_encode(spec))))
 
@@ -258,13 +268,12 @@ def flatten_call(
     """Return the flat inputs of a call.
 
     ``args`` and ``kwargs`` have the structure ``spec``, or are one value for each
-    input. Raises InputError for arguments of another structure. The text names no
-    classes, so containers are compared in their written form: a dataclass is a list of
-    its fields.
+    input. Raises InputError for arguments of another structure. Containers are compared
+    as a file describes them: a dataclass is a list of its fields.
     """
     flat: list[Any] = pytree.tree_leaves((tuple(args), dict(kwargs)))
-    plain = not kwargs and len(flat) == len(args) and all(map(operator.is_, flat, args))
-    if spec is None or (plain and len(flat) == spec.num_leaves):
+    is_flat = len(flat) == len(args) and all(map(operator.is_, flat, args))
+    if spec is None or (not kwargs and is_flat and len(flat) == spec.num_leaves):
         return flat
     named = {name: _in_containers_of_file(value) for name, value in kwargs.items()}
     return flat_arguments(

@@ -1,8 +1,8 @@
 """Map instructions and delegates of a program file to operators and lines of the model.
 
-The map is a file that is saved with the program. A profile numbers instructions, and
-uses the backend's own identifiers in delegates. ``DebugFile`` returns the source lines
-of both.
+The map is a file that is saved with the program. A profile has the numbers of
+instructions, and in delegates the identifiers of the backend. ``DebugFile`` returns the
+source lines of both.
 """
 
 from __future__ import annotations
@@ -28,14 +28,20 @@ def collect_debug(
 ) -> bytes:
     """Return the content of the debug file."""
     methods = {
-        name: _method(program, name, of_method) for name, of_method in handles.items()
+        name: _entry(program, name, handles_of_method)
+        for name, handles_of_method in handles.items()
     }
     return json.dumps({"schema": SCHEMA, "methods": methods}, indent=1).encode()
 
 
-def _method(
+def _entry(
     program: ProgramContents, name: str, handles: DebugHandles
 ) -> dict[str, Any]:
+    """Return the entry of a method in the debug file.
+
+    ``instructions``: the debug handle of each. ``delegates``: the backend's identifier
+    -> debug handles. ``operators``: debug handle -> operator and source line.
+    """
     # Imported here, since reading a debug file needs no torch.
     from .emit.stack_frames import nodes_of
 
@@ -50,7 +56,8 @@ def _method(
     return {
         "instructions": list(handles.instructions),
         "delegates": [
-            {str(k): list(v) for k, v in of.items()} for of in handles.delegates
+            {str(identifier): list(listed) for identifier, listed in delegate.items()}
+            for delegate in handles.delegates
         ],
         "operators": operators,
     }
@@ -82,14 +89,16 @@ class DebugFile:
     def operators_in(
         self, method: str, delegate: int, identifier: int | str
     ) -> list[str]:
-        """Return the operators and lines of an identifier in a delegate."""
+        """Return the operators and lines of an identifier in a delegate.
+
+        ``delegate`` is the number of the delegate in the method.
+        """
         content = self.methods[method]
-        return [
-            self._describe(content, h)
-            for h in content["delegates"][delegate].get(str(identifier), [])
-        ]
+        handles = content["delegates"][delegate].get(str(identifier), [])
+        return [self._describe(content, handle) for handle in handles]
 
     @staticmethod
     def _describe(content: Mapping[str, Any], handle: int | None) -> str:
+        """Return the operator and line of a debug handle; "" for an unknown one."""
         known = content["operators"].get(str(handle))
         return f"{known['operator']} at {known['source']}" if known else ""

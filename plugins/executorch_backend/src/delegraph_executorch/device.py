@@ -1,8 +1,9 @@
-"""Build and load the device half of a backend, a C++ file, on this host.
+"""Build and load the device half of a backend on this host.
 
-It is built against the wheel ``executorch``, which has the headers and the runtime as a
-shared library. The device half links that library: another copy of the runtime would
-have its own list of backends.
+The device half is C++ code that runs the backend's blobs in ExecuTorch's runtime. It is
+built against the wheel ``executorch``, which has the headers and the runtime as a
+shared library. It links that library: another copy of the runtime would have its own
+list of backends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LOADING = threading.Lock()
 
 
 def compiler_line(source: str | Path, library: str | Path) -> list[str]:
-    """Return the command that builds the library, as a list of words.
+    """Return the command that builds ``library`` from ``source``, as a list of words.
 
     The compiler is ``$CXX`` or one on the path. Raises NoRuntime if the wheel or a
     compiler is missing.
@@ -79,21 +80,23 @@ def load_library(library: str | Path) -> None:
 
 
 def load_device_halves(backend_ids: Iterable[str]) -> None:
-    """Load the device halves of plugins for backends that the runtime lacks.
+    """Load the device halves of backends that the runtime lacks.
 
-    A C++ file is built first, in a temporary folder. The runtime refuses backends
-    without a device half later. Raises the errors of ``build_library`` and
-    ``load_library``, and PluginBroken for a plugin that cannot be loaded.
+    Plugins provide them. A C++ file is built first, in a temporary folder. A backend
+    without a device half is ignored: the runtime refuses it later. Raises the errors of
+    ``build_library`` and ``load_library``, and PluginBroken for a plugin that cannot be
+    loaded.
     """
     with _LOADING:
         known = stock_runtime().backend_registry.registered_backend_names
-        halves = [_half(name) for name in backend_ids if name not in known]
+        halves = [_device_half(name) for name in backend_ids if name not in known]
         for half in halves:
             if half is not None:
                 _load_half(half)
 
 
-def _half(backend_id: str) -> Path | None:
+def _device_half(backend_id: str) -> Path | None:
+    """Return the file of a backend's device half; None if no plugin has one."""
     try:
         return delegraph.get_runtime(backend_id).device_half
     except (BackendNotFound, NoRuntime):
@@ -102,6 +105,7 @@ def _half(backend_id: str) -> Path | None:
 
 @cache
 def _load_half(half: Path) -> None:
+    """Load a device half, once; build it first if it is no library."""
     if half.suffix in LIBRARIES:
         return _load(half.resolve())
     # A loaded library stays loaded when its file is deleted.
@@ -113,6 +117,7 @@ def _load_half(half: Path) -> None:
 
 @cache
 def _load(library: Path) -> None:
+    """Load a library, once; InputError if it registers no new backend."""
     # Importing the runtime loads the library that this one is linked to.
     registry = stock_runtime().backend_registry
     before = set(registry.registered_backend_names)
@@ -129,6 +134,7 @@ def _load(library: Path) -> None:
 
 
 def _compiler() -> list[str]:
+    """Return the command of the C++ compiler; NoRuntime if there is none."""
     given = shlex.split(os.environ.get("CXX", ""))
     candidates = [given] if given else [["c++"], ["g++"], ["clang++"]]
     for command in candidates:

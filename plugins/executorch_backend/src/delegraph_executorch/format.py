@@ -64,7 +64,10 @@ class PteFormat(ProgramFormat):
     def files(
         cls, program: ProgramContents, options: Mapping[str, Any]
     ) -> Mapping[str, bytes | Blob]:
-        """Return the program, its data files by name, and ``debug.json`` if asked for."""
+        """Return the files by name; "" is the program file.
+
+        The others are data files, and ``debug.json`` for the option ``debug_file``.
+        """
         from .debug import collect_debug
         from .emit import emit_program
 
@@ -105,11 +108,11 @@ class PteFormat(ProgramFormat):
     def profile(
         path: Path, load_delegate: LoadDelegate, see: Callable[[Step], None]
     ) -> Mapping[str, Callable[..., Any]]:
-        """Return the methods of a file; in their calls, ``see`` gets each step.
+        """Return the methods of a file; their calls pass each step to ``see``.
 
         A step describes an instruction that just ran. The caller measures the time
-        between steps. Steps have the user's lines if the debug file
-        ``model.debug.json`` is there.
+        between steps. Steps have the user's lines if there is a debug file
+        ``model.debug.json``.
         """
         from .run.program import HostProgram
         from .run.steps import StepsOfFile
@@ -148,7 +151,7 @@ class PteFormat(ProgramFormat):
 
     @staticmethod
     def inspect(path: Path) -> ProgramFacts:
-        """Return figures, and the text of the methods."""
+        """Return the figures of a file, and the text of its methods."""
         return collect_facts(_checked(path), path.stat().st_size)
 
     @staticmethod
@@ -199,7 +202,7 @@ def _data_paths(path: Path) -> list[Path]:
 
 
 def _escape(name: str) -> str:
-    """Return a pattern of ``glob`` that matches just ``name``."""
+    """Return a pattern of ``glob`` that matches only ``name``."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
@@ -208,7 +211,7 @@ _THEIR_NAMES = {
     "alloc_graph_output": "plan_outputs",
     "emit_stacktrace": "stack_traces",
 }
-"""Names of options in ExecuTorch's configuration -> our names."""
+"""Names of options in ExecuTorch's configuration -> names in ``EmitOptions``."""
 
 
 def _emit_options(options: Mapping[str, Any]) -> EmitOptions:

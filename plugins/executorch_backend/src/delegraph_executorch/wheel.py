@@ -13,6 +13,7 @@ from delegraph.errors import NoRuntime
 from delegraph_engines import quietly
 
 QUANTIZED_KERNELS = "libexecutorch_kernels_quantized"
+"""Name of the library in the wheel that has the kernels of ``quantized_decomposed``."""
 HINT = 'pip install "delegraph-executorch[runtime]"'
 
 
@@ -56,12 +57,12 @@ def load_quantized_kernels() -> None:
 
 
 def in_c_order(given: Any) -> Any:
-    """Return a tensor with the strides of C order, as the runtime needs it.
-
-    PyTorch and numpy allow any strides for a tensor without elements. The runtime
-    crashes for such strides.
-    """
-    return given.contiguous() if given.numel() else given.new_empty(given.shape)
+    """Return a tensor with the strides of C order, as the runtime needs it."""
+    if given.numel():
+        return given.contiguous()
+    # A tensor without elements counts as contiguous with any strides. The runtime
+    # crashes for such strides.
+    return given.new_empty(given.shape)
 
 
 @cache

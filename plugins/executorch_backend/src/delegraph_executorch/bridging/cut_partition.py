@@ -64,32 +64,25 @@ class Converted:
             pieces += self._pieces.get(node.name, ())
         pieces.sort(key=self._position.__getitem__)
         needed = _inputs_of(pieces)
-        borders = self._edge_values_of_placeholders(program, needed)
-        if borders is None:
+        outer = self._edge_values_of_placeholders(program, needed)
+        if outer is None:
             return None
-        # constants that the conversion made have no placeholder in ``program``
-        new_constants = [value for value in needed if value not in borders]
-        new_constants.sort(key=self._position.__getitem__)
-        passed = {
-            value
-            for value, (_, spec) in zip(borders, placeholders(program), strict=True)
-            if spec.kind is InputKind.USER_INPUT
-        }
         graph = Graph(owning_module=self.edge.graph_module)
         copies: dict[Node, Node] = {}
         inputs: list[InputSpec] = []
-        for value in (*new_constants, *borders):
-            new = placeholder_of(graph, value)
-            copies[value] = new
-            argument = argument_of(new)
-            if value in passed:
-                # a constant of the host is also an input of the partition
+        # constants that the conversion made have no placeholder in ``program``
+        new_constants = [value for value in needed if value not in outer]
+        new_constants.sort(key=self._position.__getitem__)
+        for value in new_constants:
+            copies[value] = placeholder_of(graph, value)
+            inputs.append(self._constant_spec(value, copies[value]))
+        for value, (_, spec) in zip(outer, placeholders(program), strict=True):
+            copies[value] = placeholder_of(graph, value)
+            if spec.kind is InputKind.USER_INPUT:
+                argument = argument_of(copies[value])
                 inputs.append(InputSpec(InputKind.USER_INPUT, argument, None))
             else:
-                spec = self._specs[value]
-                inputs.append(
-                    InputSpec(spec.kind, argument, spec.target, spec.persistent)
-                )
+                inputs.append(self._constant_spec(value, copies[value]))
         for piece in pieces:
             copies[piece] = copy_node(graph, piece, copies.__getitem__)
         for copy in copies.values():
@@ -101,6 +94,11 @@ class Converted:
         part = finish_program(graph, inputs, output_specs, results, self.edge)
         part._verifiers = self.edge._verifiers
         return part
+
+    def _constant_spec(self, value: Node, copy: Node) -> InputSpec:
+        """Return the input specification of ``copy``, a copy of the constant ``value``."""
+        spec = self._specs[value]
+        return InputSpec(spec.kind, argument_of(copy), spec.target, spec.persistent)
 
     def _is_unchanged(self, node: Node) -> bool:
         """Return whether a call is the same as when the program was converted."""

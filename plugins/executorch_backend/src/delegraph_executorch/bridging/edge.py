@@ -154,11 +154,10 @@ _PRODUCTS = (
 
 
 def _is_product_by_weight(node: Node) -> bool:
-    """Return whether a product's right operand is an input or weight of the program.
+    """Return whether a product's right operand is a weight itself, not its transpose.
 
-    The right operand of ``linear`` is the transpose of its weight. If a product comes
-    from ``linear`` by its meta, XNNPACK undoes this transpose. If lowering already
-    computed the transpose, the placeholder is the result, and the meta misleads.
+    If the meta of a product names ``linear``, XNNPACK assumes a transposed weight, and
+    transposes it back. If lowering already computed the transpose, that is wrong.
     """
     right: Any = node.args[-1] if node.target in _PRODUCTS else None
     return isinstance(right, Node) and right.op == "placeholder"

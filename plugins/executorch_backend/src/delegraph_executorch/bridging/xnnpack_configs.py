@@ -84,7 +84,7 @@ def _rescaling(node: Node, program: Any) -> float:
     for operand in map(_through_layout, node.all_input_nodes[:3]):
         if operand is not None and is_dequant(operand):
             operand_scales.append(_scale(operand, program))
-    # the bias of addmm comes first, and has no scale that counts
+    # in addmm(bias, x, weight), a dequantized bias comes first: leave it out
     operand_scales = operand_scales[-2:]
     result_scales = [
         _scale(user, program) for user in _users_in_two_steps(node) if is_quant(user)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 Formula = Callable[..., Any]
@@ -45,21 +46,13 @@ def only_complex(formula: Formula, otherwise: Formula | None = None) -> Formula:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if any(map(is_complex, _flat([*args, *kwargs.values()]))):
+        if any(map(is_complex, pytree.tree_leaves((args, kwargs)))):
             return formula(*args, **kwargs)
         if otherwise is None:
             raise NotImplementedError("the formula is for complex numbers only")
         return otherwise(*args, **kwargs)
 
     return call
-
-
-def _flat(values: Sequence[Any]) -> list[Any]:
-    """Return the values, with the elements of lists and tuples among them."""
-    flat: list[Any] = []
-    for value in values:
-        flat += value if isinstance(value, (tuple, list)) else [value]
-    return flat
 
 
 def _parts(value: Any) -> tuple[Any, Any]:

@@ -36,8 +36,8 @@ class Context:
     States are buffers that a method writes: they keep their content between runs.
 
     - ``emitter_of`` returns the function that emits a node; None if a file cannot hold
-      the node. It is passed in, because ``dispatch`` imports ``control_flow``, which
-      emits the nodes of branches.
+      the node. It is passed in, because ``dispatch`` imports modules that need this
+      one.
     - ``file_of`` returns the name of the data file for a constant's placeholder, or ""
       for the program's own file. Its second argument: whether the program returns the
       constant's gradient.

@@ -28,7 +28,7 @@ No kernel sorts stably, so the formula compares all pairs of elements.
 
 LARGEST_POWER = 64
 """The largest exponent of ``pow_of_integers``; each of its bits takes two products."""
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def remainder(self: Any, other: Any) -> Tensor:
@@ -152,13 +152,13 @@ def summed_in_float32(target: Any) -> Callable[..., Any]:
     """
 
     def widen(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dtype in _HALVES:
+        if isinstance(value, Tensor) and value.dtype in HALVES:
             return value.float()
         return value
 
     def call(*args: Any, **kwargs: Any) -> Any:
         types = [v.dtype for v in args if isinstance(v, Tensor)]
-        halves = [dtype for dtype in types if dtype in _HALVES]
+        halves = [dtype for dtype in types if dtype in HALVES]
         if not halves:
             decomposition = decomposition_table.get(target)
             if decomposition is None:
@@ -404,7 +404,7 @@ def addbmm(
 
     Half precision is computed in float32, and rounded once.
     """
-    if self.dtype in _HALVES:
+    if self.dtype in HALVES:
         wide = addbmm(
             self.float(), batch1.float(), batch2.float(), beta=beta, alpha=alpha
         )

@@ -14,7 +14,7 @@ from torch.fx import Node
 from .method_values import TensorValue
 
 aten = torch.ops.aten
-KERNEL = "aten::index_put_"
+INDEX_PUT_KERNEL = "aten::index_put_"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from .graph_emitter import (
     as_list,
     unsupported,
 )
-from .in_place import KERNEL
+from .in_place import INDEX_PUT_KERNEL
 from .method_values import ScalarValue, TensorValue, constant_tensor
 from .views import emit_view
 
@@ -70,7 +70,7 @@ def _write_in_place(
     for schema in aten.index_put.default._schema.arguments[1:]:
         args.append(_position(emitter, node, schema, given[schema.name]))
     # the result of an in-place kernel is its first argument
-    emitter.assembler.add_kernel_call(KERNEL, "", [*args, target])
+    emitter.assembler.add_kernel_call(INDEX_PUT_KERNEL, "", [*args, target])
     return buffer
 
 

@@ -37,7 +37,7 @@ from .assembler import Assembler
 from .context import Context, Delegates
 from .file_values import finish_values
 from .graph_emitter import GraphEmitter, Item, Result
-from .in_place import KERNEL, find_in_place
+from .in_place import INDEX_PUT_KERNEL, find_in_place
 from .kernel_calls import copy_tensor
 from .method_values import TensorValue, ValueTable, constant_tensor, planned_tensor
 from .size_bounds import size_relations, upper_bounds
@@ -191,7 +191,7 @@ class _Method:
         """Append the instructions of the method, and give all values their positions."""
         self._bind_placeholders()
         self.input_positions = [self.emitter.position(i) for i in self.inputs]
-        if KERNEL in self.context.kernels:
+        if INDEX_PUT_KERNEL in self.context.kernels:
             states = {
                 node: value
                 for node, value in self.emitter.emitted.items()
@@ -298,7 +298,7 @@ class _Method:
     def _state(self, spec: InputSpec) -> TensorValue:
         """Return the value of a state.
 
-        Its memory has a fixed offset if other methods exist; else it is planned. Without
+        Its offset is planned, unless ``Context.state_offsets`` has it. Without
         ``plans_states``, the caller provides the memory of buffers.
         """
         tensor = tensor_of(self.program, spec)

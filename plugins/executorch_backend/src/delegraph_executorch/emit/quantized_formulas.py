@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .formulas import convert_element_type
-
-_HALVES = (torch.float16, torch.bfloat16)
+from .formulas import HALVES, convert_element_type
 
 
 def _as_float32(input: Tensor) -> Tensor:
     """Return half precision as float32; other types as they are."""
-    return input.to(torch.float32) if input.dtype in _HALVES else input
+    return input.to(torch.float32) if input.dtype in HALVES else input
 
 
 def _along(parameters: Tensor, input: Tensor, axis: int) -> Tensor:
@@ -99,10 +97,10 @@ def dequantize_per_tensor_tensor(
     wide = _product_dtype(out_dtype)
     difference = input.to(wide) - zero_point.reshape([]).to(wide)
     # eager PyTorch rounds the difference to half precision before it multiplies
-    if out_dtype in _HALVES:
+    if out_dtype in HALVES:
         difference = difference.to(out_dtype).to(wide)
     product = difference * scale.reshape([]).to(wide)
-    return product.to(out_dtype) if out_dtype in _HALVES else product
+    return product.to(out_dtype) if out_dtype in HALVES else product
 
 
 def _range_with_zero(input: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Show planned memory over time.
+"""List which bytes of planned memory are in use at each instruction.
 
-A place is in use from the first instruction that names it to the last one.
+The bytes of a tensor are in use from the first instruction that names it to the last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from ..serialize.check import nbytes
 
 @dataclass(frozen=True)
 class Extent:
-    """A place in memory in use by a tensor or its views, from ``first`` to ``last``."""
+    """Bytes of memory, in use from instruction ``first`` to ``last``.
+
+    ``values``: the tensors that have them, such as a tensor and its views.
+    """
 
     memory: int
     offset: int
@@ -35,31 +38,27 @@ class Extent:
 
 
 def live_extents(plan: ExecutionPlan) -> list[Extent]:
-    """Return the places of a method, by memory, offset and time.
+    """Return the extents of a method, by memory, offset and time.
 
-    Tensors that use one place without a break count as one. State exists all the time,
-    inputs from the start, outputs to the end.
+    Tensors that use the same bytes without a break count as one. States exist all the
+    time, inputs from the start, outputs to the end.
     """
-    uses = _uses(plan)
-    places: dict[tuple[int, int, int], list[Extent]] = {}
-    for position, (first, last) in uses.items():
+    # (memory, offset, size) -> the uses of these bytes
+    uses_of_bytes: dict[tuple[int, int, int], list[Extent]] = {}
+    for position, (first, last) in _find_uses(plan).items():
         value = plan.values[position].value
         if isinstance(value, Tensor) and value.allocation is not None and nbytes(value):
             key = value.allocation.memory_id, value.allocation.offset, nbytes(value)
             extent = Extent(*key, first, last, (position,))
-            places.setdefault(key, []).append(extent)
+            uses_of_bytes.setdefault(key, []).append(extent)
     joined: list[Extent] = []
-    for _, extents in sorted(places.items()):
-        joined += _join(sorted(extents, key=_order))
+    for _, extents in sorted(uses_of_bytes.items()):
+        joined += _join(sorted(extents, key=lambda e: (e.first, e.last, e.values)))
     return joined
 
 
-def _order(extent: Extent) -> tuple[int, int, tuple[int, ...]]:
-    return extent.first, extent.last, extent.values
-
-
 def _join(extents: Sequence[Extent]) -> list[Extent]:
-    """Join the uses of one place that follow each other without a break."""
+    """Join the uses of the same bytes that follow each other without a break."""
     joined: list[Extent] = []
     for extent in extents:
         before = joined[-1] if joined else None
@@ -72,18 +71,18 @@ def _join(extents: Sequence[Extent]) -> list[Extent]:
     return joined
 
 
-def _uses(plan: ExecutionPlan) -> dict[int, tuple[int, int]]:
-    """Return the first and last instruction that name each value.
+def _find_uses(plan: ExecutionPlan) -> dict[int, tuple[int, int]]:
+    """Return for each value the first and last instruction that name it.
 
-    A value in a list is named with the list.
+    An instruction that names a list also names its elements.
     """
-    calls = [i.call for chain in plan.chains for i in chain.instructions]
+    calls = plan.calls
     found: dict[int, tuple[int, int]] = dict.fromkeys(plan.inputs, (0, 0))
-    for place, call in enumerate(calls):
-        for position in _named(call):
-            first, _ = found.get(position, (place, place))
-            found[position] = first, place
-    # Open each list once: every instruction may have the same long list.
+    for instruction, call in enumerate(calls):
+        for position in _arguments_of(call):
+            first, _ = found.get(position, (instruction, instruction))
+            found[position] = first, instruction
+    # visit each list once: every instruction may have the same long list
     for position, (first, last) in list(found.items()):
         value = plan.values[position].value
         if not isinstance(value, (TensorList, OptionalTensorList)):
@@ -104,7 +103,8 @@ def _uses(plan: ExecutionPlan) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _named(call: Call | None) -> Sequence[int]:
+def _arguments_of(call: Call | None) -> Sequence[int]:
+    """Return the positions of the values that a call names."""
     if isinstance(call, (KernelCall, DelegateCall)):
         return call.args
     if isinstance(call, MoveCall):
@@ -115,6 +115,7 @@ def _named(call: Call | None) -> Sequence[int]:
 def peak_bytes(extents: Sequence[Extent]) -> int:
     """Return the most bytes that are in use at one time."""
     starts = [(extent.first, 1, extent.size) for extent in extents]
+    # at the same instruction, ends (0) sort before starts (1)
     ends = [(extent.last + 1, 0, -extent.size) for extent in extents]
     in_use = 0
     peak = 0

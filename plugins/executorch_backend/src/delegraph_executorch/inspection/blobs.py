@@ -16,18 +16,18 @@ def stored_blobs(file: ProgramFile, plan: ExecutionPlan) -> list[StoredBlob]:
 
     Only the beginning of each blob is read.
     """
-    made_by = producers(plan.container)
-    depends_on = fingerprints(plan.container)
+    producer_of = producers(plan.container)
+    fingerprint_of = fingerprints(plan.container)
     stored = []
     for k, delegate in enumerate(plan.delegates):
         blob = blob_of(file, delegate)
-        # The lists of a damaged file, or of another tool, may be shorter.
+        # the lists in a damaged file, or in one of another tool, may be shorter
         header = BlobHeader(
             delegate.id,
             len(blob),
             bytes(blob[:BEGINNING]),
-            made_by[k] if k < len(made_by) else "",
-            depends_on[k] if k < len(depends_on) else "",
+            producer_of[k] if k < len(producer_of) else "",
+            fingerprint_of[k] if k < len(fingerprint_of) else "",
         )
         specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
         stored.append(StoredBlob(plan.name, header, specs))

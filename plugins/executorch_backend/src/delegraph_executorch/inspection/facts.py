@@ -12,17 +12,17 @@ from delegraph.io.escape_for_terminal import LONGEST
 from ..buckets.table import KEY, BucketTable
 from ..program.calling import delegate_facts, producers
 from ..program.pte_tables import (
-    Call,
     DataSegment,
     DelegateCall,
     ExecutionPlan,
     KernelCall,
+    Location,
     Tensor,
 )
 from ..program.quantized_library import QUANTIZED_LIBRARY
 from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile, blob_of
-from .arena import Extent, live_extents, peak_bytes
+from .arena import live_extents, peak_bytes
 from .text import describe_tensor, method_lines, shorten
 
 
@@ -46,10 +46,11 @@ class DelegateFacts:
 
 @dataclass(frozen=True)
 class MethodFacts:
-    """A method.
+    """The figures of a method.
 
-    ``memories``: planned bytes of each memory from 1. ``peak``: the most bytes in use
-    at one time. ``sum``: bytes of all tensors that share the memories.
+    ``memories``: planned bytes of each memory, from number 1 on. ``peak``: the most
+    bytes in use at one time. ``sum``: bytes of all tensors with planned memory, as if
+    none shared its bytes. ``text``: the instructions as text.
     """
 
     name: str
@@ -67,7 +68,11 @@ class MethodFacts:
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """A whole file. A runtime needs all ``backends`` and ``kernels`` to load it."""
+    """The figures of a file. A runtime needs all ``backends`` and ``kernels`` to load it.
+
+    ``structure_bytes``: bytes outside of segments. ``buckets``: the methods that are
+    sizes of one model, if there are any.
+    """
 
     bytes: int
     structure_bytes: int
@@ -78,10 +83,10 @@ class ProgramFacts:
     kernels: tuple[str, ...]
     methods: tuple[MethodFacts, ...]
     buckets: BucketTable | None = None
-    """The methods that are sizes of one model, if there are any."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as a dictionary."""
+        # the table of buckets has its own form, without the results' shapes
         found = asdict(replace(self, buckets=None))
         del found["buckets"]
         if self.buckets is not None:
@@ -198,27 +203,26 @@ def _buckets(file: ProgramFile) -> BucketTable | None:
 def bytes_covered(segments: Sequence[DataSegment]) -> int:
     """Return the bytes of all segments. Bytes that segments share count once."""
     total = 0
-    end = 0
+    covered_to = 0
     for segment in sorted(segments, key=lambda s: s.offset):
-        stop = segment.offset + segment.size
-        total += max(stop - max(segment.offset, end), 0)
-        end = max(stop, end)
+        end = segment.offset + segment.size
+        total += max(end - max(segment.offset, covered_to), 0)
+        covered_to = max(end, covered_to)
     return total
 
 
 def _facts_of_method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
     """Return the figures of a method."""
-    calls: list[Call | None] = []
-    for chain in plan.chains:
-        calls += [instruction.call for instruction in chain.instructions]
+    calls = plan.calls
     operators = Counter(c.op_index for c in calls if isinstance(c, KernelCall))
+    # a damaged file may have a name twice, so count by name only now
     kernels: Counter[str] = Counter()
     for index, count in operators.items():
         kernels[_printable_name(str(plan.operators[index]))] += count
-    called = Counter(c.delegate_index for c in calls if isinstance(c, DelegateCall))
+    calls_of = Counter(c.delegate_index for c in calls if isinstance(c, DelegateCall))
     extents = live_extents(plan)
-    made_by = [_printable_name(text) for text in producers(plan.container)]
-    reported = delegate_facts(plan.container)
+    producer_of = [_printable_name(text) for text in producers(plan.container)]
+    facts_of = delegate_facts(plan.container)
     delegates = []
     for k, delegate in enumerate(plan.delegates):
         specs = {
@@ -230,9 +234,9 @@ def _facts_of_method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
                 backend=_printable_name(delegate.id),
                 bytes=len(blob_of(file, delegate)),
                 compile_specs=specs,
-                calls=called[k],
-                producer=made_by[k] if k < len(made_by) else "",
-                facts=reported[k] if k < len(reported) else {},
+                calls=calls_of[k],
+                producer=producer_of[k] if k < len(producer_of) else "",
+                facts=facts_of[k] if k < len(facts_of) else {},
             )
         )
     return MethodFacts(
@@ -256,16 +260,17 @@ def _facts_of_method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
 
 def _value_of_spec(value: bytes) -> str:
     """Return the value of a compile spec as text, or its size if it is no text."""
+    size = _count(len(value), "byte")
     try:
         text = bytes(value).decode()
     except UnicodeDecodeError:
-        return _count(len(value), "byte")
-    return shorten(text) if text.isprintable() else _count(len(value), "byte")
+        return size
+    return shorten(text) if text.isprintable() else size
 
 
-def _printable_name(shown: str) -> str:
+def _printable_name(name: str) -> str:
     """Return a name of the file, shortened and printable."""
-    return shorten(shown, LONGEST)
+    return shorten(name, LONGEST)
 
 
 def _describe_values(plan: ExecutionPlan, positions: Sequence[int]) -> tuple[str, ...]:
@@ -278,13 +283,11 @@ def _describe_values(plan: ExecutionPlan, positions: Sequence[int]) -> tuple[str
 
 
 def _tensors(plan: ExecutionPlan) -> list[Tensor]:
+    """Return all tensors among the values of a method."""
     return [e.value for e in plan.values if isinstance(e.value, Tensor)]
 
 
 def _external_names(plan: ExecutionPlan) -> list[str]:
     """Return the names of tensors in data files."""
     extras = [t.extra for t in _tensors(plan) if t.extra is not None]
-    return [e.fully_qualified_name for e in extras if e.location]
-
-
-__all__ = ["DelegateFacts", "Extent", "MethodFacts", "ProgramFacts", "collect_facts"]
+    return [e.fully_qualified_name for e in extras if e.location == Location.EXTERNAL]

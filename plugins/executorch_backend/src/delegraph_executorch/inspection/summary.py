@@ -21,28 +21,21 @@ from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile
 from .facts import MethodFacts, ProgramFacts
 
-_NOTES = {KEY}
-"""Named data that are notes on the program, not constants."""
-
 
 def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:
     """Return the summary of a checked file with the figures ``facts``."""
     pairs = zip(file.program.plans, facts.methods, strict=True)
-    held: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for plan in file.program.plans:
-        held |= dict(_constants(plan))
+        tensors |= dict(_constants(plan))
     constants = [
-        ConstantSummary(name, _dtype(t), t.sizes, nbytes(t)) for name, t in held.items()
+        ConstantSummary(name, _dtype(t), t.sizes, nbytes(t))
+        for name, t in tensors.items()
     ]
-    of_delegates = {
-        name: size
-        for name, size in facts.named_data.items()
-        if name not in held and name not in _NOTES
-    }
-    constants += [
-        ConstantSummary(name, "bytes", (size,), size)
-        for name, size in of_delegates.items()
-    ]
+    # Named data are constants of delegates. The table of buckets is none.
+    for name, size in facts.named_data.items():
+        if name not in tensors and name != KEY:
+            constants.append(ConstantSummary(name, "bytes", (size,), size))
     return Summary(
         kind="ExecuTorch program",
         version=str(file.program.version),
@@ -60,27 +53,25 @@ def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:
 
 
 def _method(plan: ExecutionPlan, facts: MethodFacts) -> MethodSummary:
+    """Return the summary of a method."""
     delegates = tuple(
         DelegateSummary(d.backend, d.producer, d.bytes) for d in facts.delegates
     )
     ranges = input_ranges(plan.container, len(plan.inputs))
-    described = _described(
-        plan, plan.inputs, input_names(plan.container, len(plan.inputs))
-    )
+    names = input_names(plan.container, len(plan.inputs))
     inputs = tuple(
-        replace(one, within=ranges.get(k)) for k, one in enumerate(described)
+        replace(summary, within=ranges.get(k))
+        for k, summary in enumerate(_summaries(plan, plan.inputs, names))
     )
-    outputs = tuple(_described(plan, plan.outputs, [""] * len(plan.outputs)))
+    # files have no names of outputs
+    outputs = tuple(_summaries(plan, plan.outputs, [""] * len(plan.outputs)))
     return MethodSummary(facts.name, inputs, outputs, facts.kernels, delegates)
 
 
-def _described(
+def _summaries(
     plan: ExecutionPlan, positions: Sequence[int], names: Sequence[str]
 ) -> Iterator[TensorSummary]:
-    """Yield the summaries of values.
-
-    Only inputs have names, and only in our files.
-    """
+    """Yield the summaries of values, with the given names."""
     for position, name in zip(positions, names, strict=True):
         value = plan.values[position].value
         if isinstance(value, Tensor):
@@ -95,7 +86,7 @@ def _described(
 
 
 def _constants(plan: ExecutionPlan) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors with elements in the file, by their name or number."""
+    """Yield the constants in the program's file, by their name or number."""
     for entry in plan.values:
         tensor = entry.value
         if not isinstance(tensor, Tensor) or tensor.allocation is not None:
@@ -108,5 +99,6 @@ def _constants(plan: ExecutionPlan) -> Iterator[tuple[str, Tensor]]:
 
 
 def _dtype(tensor: Tensor) -> str:
+    """Return the element type by torch's name, or by the file's if torch has none."""
     kind = ScalarType(tensor.scalar_type)
     return TORCH_NAMES.get(kind, kind.name.lower())

@@ -54,86 +54,97 @@ Each instruction may have the same long text.
 
 
 def method_lines(plan: ExecutionPlan) -> Iterator[str]:
-    """Yield a method as text.
+    """Yield a method as text, such as ``%4: f32[2, 3] @1+0 = aten::relu.out(%1)``.
 
-    Values are ``%k`` by position; tensors have type, sizes and place.
+    ``%4`` is the value at position 4; ``@1+0`` is byte 0 of memory 1.
     """
-    names = _Names(plan)
-    inputs = ", ".join(map(names.typed, plan.inputs))
-    outputs = ", ".join(map(names.typed, plan.outputs))
+    writer = _ValueWriter(plan)
+    inputs = ", ".join(map(writer.typed, plan.inputs))
+    outputs = ", ".join(map(writer.typed, plan.outputs))
     yield f"method {shorten(plan.name)}({inputs}) -> ({outputs}) {{"
     chain = plan.chains[0] if plan.chains else Chain()
     traces = chain.stacktrace
     for number, instruction in enumerate(chain.instructions):
         frames = traces[number].items if number < len(traces) else ()
-        yield f"  {number:4}  {names.call(instruction.call)}{_line(frames)}"
+        yield f"  {number:4}  {writer.call(instruction.call)}{_source_line(frames)}"
     yield "}"
 
 
-def _line(frames: Sequence[Frame]) -> str:
-    """Return the innermost line outside of torch and Python; else the innermost line."""
+def _source_line(frames: Sequence[Frame]) -> str:
+    """Return a comment with the innermost line of the model; "" without frames.
+
+    If all frames are in torch or Python, the innermost one counts.
+    """
     listed = [Source(f.filename, f.line, f.name, f.context.strip()) for f in frames]
     found = innermost(listed) or innermost(listed, lambda file: True)
     return "" if found is None else f"  // {shorten(found.file)}:{found.line}"
 
 
-def shorten(shown: str, longest: int = _LONGEST) -> str:
+def shorten(text: str, longest: int = _LONGEST) -> str:
     """Return a text of the file, printable, and cut off if it is too long."""
-    escaped = printable(shown[: longest + 1])
+    escaped = printable(text[: longest + 1])
     if len(escaped) <= longest:
         return escaped
-    return f"{escaped[:longest]}... ({len(shown)} characters)"
+    return f"{escaped[:longest]}... ({len(text)} characters)"
 
 
 def describe_tensor(tensor: Tensor) -> str:
-    """Return type, sizes (``<=`` before upper bounds) and place."""
+    """Return type, sizes and memory, such as ``f32[<=8, 3] @1+0``.
+
+    ``<=`` is before upper bounds of dynamic sizes.
+    """
     bound = "<=" if tensor.dynamism != Dynamism.STATIC else ""
     sizes = ", ".join(f"{bound}{size}" for size in tensor.sizes)
     kind = ScalarType(tensor.scalar_type)
-    return f"{_SHORT.get(kind, kind.name.lower())}[{sizes}]{_place(tensor)}"
+    return f"{_SHORT.get(kind, kind.name.lower())}[{sizes}]{_memory(tensor)}"
 
 
-def _place(tensor: Tensor) -> str:
-    name = "" if tensor.extra is None else tensor.extra.fully_qualified_name
+def _memory(tensor: Tensor) -> str:
+    """Return the source of a tensor's content: memory, state, name or constant."""
+    index = tensor.data_buffer_idx
     if tensor.allocation is not None:
-        state = (
-            f" from state {tensor.data_buffer_idx}" if tensor.data_buffer_idx else ""
-        )
+        state = f" from state {index}" if index else ""
         return f" @{tensor.allocation.memory_id}+{tensor.allocation.offset}{state}"
+    name = "" if tensor.extra is None else tensor.extra.fully_qualified_name
     if name:
         return f" data {shorten(name)!r}"
-    return f" constant {tensor.data_buffer_idx}" if tensor.data_buffer_idx else ""
+    return f" constant {index}" if index else ""
 
 
-class _Names:
-    """Writes values. The first mention of a tensor has its type, later ones its number."""
+class _ValueWriter:
+    """Writes calls and values. The first mention of a tensor has its type.
+
+    ``mentioned``: the values that were written with their types. ``computed``: the
+    values that an instruction or the caller sets.
+    """
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
-        self.described: set[int] = set()
+        self.mentioned: set[int] = set()
         self.operators = [shorten(str(operator)) for operator in plan.operators]
-        calls = [i.call for chain in plan.chains for i in chain.instructions]
-        self.computed = {
-            c.args[-1] for c in calls if isinstance(c, KernelCall) and c.args
-        }
-        self.computed |= {c.move_to for c in calls if isinstance(c, MoveCall)} | set(
-            plan.inputs
-        )
+        self.computed = set(plan.inputs)
+        for call in plan.calls:
+            if isinstance(call, KernelCall) and call.args:
+                self.computed.add(call.args[-1])
+            elif isinstance(call, MoveCall):
+                self.computed.add(call.move_to)
 
     def typed(self, position: int) -> str:
         """Return ``%k`` with its type."""
         value = self.plan.values[position].value
-        self.described.add(position)
+        self.mentioned.add(position)
         if isinstance(value, Tensor):
             return f"%{position}: {describe_tensor(value)}"
         return f"%{position}: {self.literal(position)}"
 
     def call(self, call: Call | None) -> str:
+        """Return an instruction as text."""
         if isinstance(call, KernelCall):
-            return self._kernel(call)
+            return self._kernel_call(call)
         if isinstance(call, DelegateCall):
             backend = shorten(self.plan.delegates[call.delegate_index].id)
-            return f"delegate {call.delegate_index} ({backend}): {self._comma_separated(call.args)}"
+            args = self._comma_separated(call.args)
+            return f"delegate {call.delegate_index} ({backend}): {args}"
         if isinstance(call, MoveCall):
             return f"%{call.move_to} = {self.short(call.move_from)}"
         if isinstance(call, JumpFalseCall):
@@ -144,13 +155,14 @@ class _Names:
             return f"unless {self.short(call.condition)} jump {call.destination}"
         return f"free %{call.value}" if isinstance(call, FreeCall) else "nothing"
 
-    def _kernel(self, call: KernelCall) -> str:
+    def _kernel_call(self, call: KernelCall) -> str:
+        """Return ``results = kernel(arguments)``."""
         name = self.operators[call.op_index]
         if not call.args:
             return f"{name}()"
         results = self._elements(call.args[-1])
         args = list(call.args[:-1])
-        # Out variants have their results among their arguments, too.
+        # out variants have their results among their arguments, too: leave these out
         if "out" in name:
             while args and (args[-1] == call.args[-1] or args[-1] in results):
                 args.pop()
@@ -159,19 +171,20 @@ class _Names:
         return f"{shown}{rest} = {name}({self._comma_separated(args)})"
 
     def _elements(self, position: int) -> Sequence[int]:
+        """Return the elements of a list of tensors; another value itself."""
         value = self.plan.values[position].value
         return value.items if isinstance(value, TensorList) else (position,)
 
     def _comma_separated(self, positions: Sequence[int]) -> str:
         """Return the values at ``positions``, each with its type at its first mention."""
-        return ", ".join(map(self.introduce, positions))
+        return ", ".join(map(self._mention, positions))
 
-    def introduce(self, position: int) -> str:
+    def _mention(self, position: int) -> str:
         """Return a value, with its type at its first mention."""
-        known = position in self.described or not isinstance(
-            self.plan.values[position].value, Tensor
-        )
-        return self.short(position) if known else self.typed(position)
+        is_tensor = isinstance(self.plan.values[position].value, Tensor)
+        if is_tensor and position not in self.mentioned:
+            return self.typed(position)
+        return self.short(position)
 
     def short(self, position: int) -> str:
         """Return ``%k`` for a value that the program may change, else the value itself."""
@@ -188,6 +201,7 @@ class _Names:
         return f"%{position}" if isinstance(value, Tensor) else self.literal(position)
 
     def literal(self, position: int) -> str:
+        """Return the content of a value that is in the file."""
         value = self.plan.values[position].value
         if isinstance(value, (Int, Bool, Double)):
             return repr(value.value)

@@ -19,7 +19,7 @@ from ..program.quantized_library import QUANTIZED_LIBRARY
 class KernelSet:
     """Names of kernels (``aten::add.out``), and the runtime that has them.
 
-    ``linked`` are names of a library that a build may link.
+    ``linked`` are kernels of a library that the build of the runtime has to link.
     """
 
     runtime: str
@@ -41,11 +41,11 @@ def stock_kernels() -> KernelSet:
 
 
 def kernel_set(given: str | Path | Iterable[str] | KernelSet | None) -> KernelSet:
-    """Return the set that an option names.
+    """Return the set that the option ``kernels`` describes.
 
-    None is the stock runtime's set. A path names a JSON file with ``{"runtime": "...",
-    "kernels": ["aten::add.out", ...]}``. Names are a set themselves. Raises OptionError
-    for anything else.
+    None means the stock runtime's set. A path is that of a JSON file: ``{"runtime":
+    "...", "kernels": ["aten::add.out", ...]}``. A list of names is also a set. Raises
+    OptionError for anything else.
     """
     if given is None:
         return stock_kernels()
@@ -63,6 +63,7 @@ def kernel_set(given: str | Path | Iterable[str] | KernelSet | None) -> KernelSe
 
 
 def _from_json(content: Any, where: str) -> KernelSet:
+    """Return the set in a JSON object; ``where`` names its source in the error."""
     kernels = content.get("kernels") if isinstance(content, dict) else None
     if not isinstance(kernels, list) or not all(isinstance(k, str) for k in kernels):
         hint = 'use the form {"runtime": "acme 1.0", "kernels": ["aten::add.out", ...]}'

@@ -4,7 +4,7 @@ The limits were found by running PyTorch's samples of every operator in that run
 (benchmarks/kernel_coverage.py), and calls with numbers that float32 does not represent
 (benchmarks/kernel_numbers.py). A program with such a call would fail on the device or
 compute a wrong value. The emitter decomposes the operator, or refuses it with the
-reason.
+reason. Each check returns such a reason, or None if the kernel computes the call.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 Arguments = Mapping[str, Any]
 """Arguments by name; tensors as export recorded them."""
 _NO_PROMOTION = frozenset({"aten::add.Scalar_out", "aten::sub.Scalar_out"})
+"""Kernels that return the type of their tensor, even if the number needs another."""
 _FLOATS_ONLY = frozenset({"aten::remainder.Scalar_out", "aten::remainder.Tensor_out"})
 _FLOATS_EXACTLY = frozenset(
     {
@@ -104,10 +106,8 @@ _COMPLEX_OF_ONE_SHAPE = frozenset(
 
 def why_not(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None:
     """Return why a kernel does not compute a call, or None."""
-    tensors = [
-        v for v in [*_flat(given.values()), *results] if isinstance(v, torch.Tensor)
-    ]
-    if any(t.dtype.is_complex for t in tensors):
+    values = [*pytree.tree_leaves(dict(given)), *results]
+    if any(isinstance(v, torch.Tensor) and v.is_complex() for v in values):
         why = _why_not_complex(kernel, given, results)
         if why is not None:
             return why
@@ -122,7 +122,7 @@ def _why_not_type(kernel: str, given: Arguments, results: Sequence[Any]) -> str 
     """Return why a kernel does not compute these element types, or None."""
     if kernel in _TYPES:
         argument, refused = _TYPES[kernel]
-        for value in _flat([given.get(argument)]):
+        for value in pytree.tree_leaves(given.get(argument)):
             if isinstance(value, torch.Tensor) and value.dtype in refused:
                 return f"its {argument} cannot be {_name(value.dtype)}"
     result = results[0] if results else None
@@ -153,21 +153,23 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def loses_values(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None:
-    """Return which values a kernel would compute wrongly, or None.
+    """Return for which values of its operands a kernel computes a wrong result, or None.
 
-    The formula of its operator calls the kernel without such values.
+    The formula of its operator calls the kernel without such values. So this check must
+    be left out for calls in the formula.
     """
     result = results[0] if results else None
-    floats = isinstance(result, torch.Tensor) and result.dtype.is_floating_point
-    if kernel == "aten::sign.out" and floats:
+    is_float = isinstance(result, torch.Tensor) and result.dtype.is_floating_point
+    if kernel == "aten::sign.out" and is_float:
         return "it returns NaN for NaN, not 0"
     other = given.get("other")
-    varies = isinstance(other, torch.Tensor)
-    if kernel in _FLOORS and floats:
+    # the elements of a tensor may have any value
+    is_tensor = isinstance(other, torch.Tensor)
+    if kernel in _FLOORS and is_float:
         is_floor = given.get("rounding_mode", "floor") == "floor"
-        if is_floor and (varies or other == 0):
+        if is_floor and (is_tensor or other == 0):
             return "it returns infinity for zero divided by zero, not NaN"
-    elif kernel in _FLOORS and (varies or other == -1):
+    elif kernel in _FLOORS and (is_tensor or other == -1):
         return "it crashes if the least integer is divided by -1"
     if kernel in _SHIFTS:
         bits = results[0].itemsize * 8
@@ -182,6 +184,7 @@ def loses_values(kernel: str, given: Arguments, results: Sequence[Any]) -> str |
 def _why_not_complex(
     kernel: str, given: Arguments, results: Sequence[Any]
 ) -> str | None:
+    """Return why a kernel does not compute a call with complex tensors, or None."""
     if kernel not in _COMPLEX:
         return "it does not support complex numbers"
     if kernel in _COMPLEX_OF_ONE_SHAPE:
@@ -199,43 +202,37 @@ def _why_not_complex(
     return None
 
 
-def _flat(values: Any) -> list[Any]:
-    flat: list[Any] = []
-    for value in values:
-        flat += value if isinstance(value, (tuple, list)) else [value]
-    return flat
-
-
-def _needs_dimension(given: Arguments) -> str | None:
+def _why_no_scalar(given: Arguments) -> str | None:
     return None if given["self"].dim() else "its input needs a dimension"
 
 
-def _needs_elements(given: Arguments) -> str | None:
-    # Without elements, the kernel crashes.
+def _why_not_empty(given: Arguments) -> str | None:
+    # without elements, the kernel crashes
     return "its input needs an element" if _is_zero(given["self"].numel()) else None
 
 
 def _is_zero(number: Any) -> bool:
+    """Return whether a size is 0 for certain; a dynamic size is not."""
     return isinstance(number, int) and number == 0
 
 
-def _no_negative_pads(given: Arguments) -> str | None:
+def _why_no_negative_pads(given: Arguments) -> str | None:
     if any(isinstance(pad, int) and pad < 0 for pad in given["pad"]):
         return "it takes no negative pads"
     return None
 
 
-def _rank_of_convolution(given: Arguments) -> str | None:
+def _why_rank_of_convolution(given: Arguments) -> str | None:
     rank = given["input"].dim() - 2
     return None if rank in (1, 2) else f"it supports 1 or 2 axes; this one has {rank}"
 
 
-def _index_type(given: Arguments) -> str | None:
+def _why_index_type(given: Arguments) -> str | None:
     dtype = given["index"].dtype
     return None if dtype == torch.int64 else f"its index must be int64, not {dtype}"
 
 
-def _sums_along(given: Arguments) -> str | None:
+def _why_sum_along_one_dim(given: Arguments) -> str | None:
     # Along one dimension, the kernel sums every type in float32.
     dtype = given["self"].dtype
     is_one_dim = given["dim"] and len(given["dim"]) == 1
@@ -244,46 +241,46 @@ def _sums_along(given: Arguments) -> str | None:
     return None
 
 
-def _onesided(given: Arguments) -> str | None:
+def _why_not_two_sided(given: Arguments) -> str | None:
     return None if given["onesided"] else "it computes one-sided spectra only"
 
 
-def _inner_dimension(left: torch.Tensor) -> str | None:
+def _why_inner_dimension(left: torch.Tensor) -> str | None:
     # For an inner dimension of 0, the kernel leaves its result uninitialized.
     return "its inner dimension cannot be 0" if _is_zero(left.shape[-1]) else None
 
 
-def _keeps_nan(given: Arguments) -> str | None:
+def _why_beta_of_zero(given: Arguments) -> str | None:
     if given["beta"]:
         return None
     return "with beta=0, NaN and infinity of its first operand reach the result"
 
 
-def _channels(given: Arguments) -> str | None:
+def _why_no_channels(given: Arguments) -> str | None:
     return None if given["input"].dim() > 1 else "its input needs two dimensions"
 
 
-def _has_elements(given: Arguments) -> str | None:
+def _why_cat_of_empty(given: Arguments) -> str | None:
     if all(_is_zero(tensor.numel()) for tensor in given["tensors"]):
         return "it returns wrong sizes for results without elements"
     return None
 
 
-def _has_rows(given: Arguments) -> str | None:
+def _why_select_from_empty(given: Arguments) -> str | None:
     sizes = given["self"].shape
     if len(sizes) and sizes[given["dim"]] == 0:
         return "it cannot select from a dimension of size 0"
     return None
 
 
-def _fixed_sizes(given: Arguments) -> str | None:
+def _why_dynamic_sizes(given: Arguments) -> str | None:
     # The kernel checks the sizes of its results and does not set them.
     if all(isinstance(size, int) for size in given["self"].shape):
         return None
     return "the sizes of its results cannot vary"
 
 
-def _same_mask(given: Arguments) -> str | None:
+def _why_broadcast_to_mask(given: Arguments) -> str | None:
     # Export bounds the number of results by the elements of the input. Broadcasting to
     # the mask may give more.
     shape = tuple(given["self"].shape)
@@ -293,7 +290,7 @@ def _same_mask(given: Arguments) -> str | None:
     return "its result may exceed export's bound if the input is broadcast to the mask"
 
 
-def _scales_of_float64(given: Arguments) -> str | None:
+def _why_types_of_scales(given: Arguments) -> str | None:
     # The kernel crashes for other types.
     is_float64 = given["scales"].dtype == torch.float64
     if is_float64 and given["zero_points"].dtype == torch.int64:
@@ -304,51 +301,53 @@ def _scales_of_float64(given: Arguments) -> str | None:
 _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
     **dict.fromkeys(
         (f"aten::_native_batch_norm_legit{end}.out" for end in ("", "_no_training")),
-        _channels,
+        _why_no_channels,
     ),
-    "aten::mm.out": lambda given: _inner_dimension(given["self"]),
-    "aten::bmm.out": lambda given: _inner_dimension(given["self"]),
+    "aten::mm.out": lambda given: _why_inner_dimension(given["self"]),
+    "aten::bmm.out": lambda given: _why_inner_dimension(given["self"]),
     "aten::addmm.out": lambda given: (
-        _inner_dimension(given["mat1"]) or _keeps_nan(given)
+        _why_inner_dimension(given["mat1"]) or _why_beta_of_zero(given)
     ),
-    "aten::linear.out": lambda given: _inner_dimension(given["input"]),
-    "aten::cat.out": _has_elements,
-    "aten::index_select.out": _has_rows,
-    "aten::unbind_copy.int_out": _fixed_sizes,
-    "aten::constant_pad_nd.out": _no_negative_pads,
+    "aten::linear.out": lambda given: _why_inner_dimension(given["input"]),
+    "aten::cat.out": _why_cat_of_empty,
+    "aten::index_select.out": _why_select_from_empty,
+    "aten::unbind_copy.int_out": _why_dynamic_sizes,
+    "aten::constant_pad_nd.out": _why_no_negative_pads,
     "aten::narrow_copy.out": lambda given: "it crashes",
-    "aten::convolution.out": _rank_of_convolution,
-    "aten::cumsum.out": _needs_dimension,
-    "aten::unfold_copy.out": _needs_dimension,
-    "aten::amax.out": lambda given: _needs_dimension(given) or _needs_elements(given),
-    "aten::amin.out": lambda given: _needs_dimension(given) or _needs_elements(given),
-    "aten::_log_softmax.out": _needs_elements,
-    "aten::_softmax.out": _needs_elements,
+    "aten::convolution.out": _why_rank_of_convolution,
+    "aten::cumsum.out": _why_no_scalar,
+    "aten::unfold_copy.out": _why_no_scalar,
+    "aten::amax.out": lambda given: _why_no_scalar(given) or _why_not_empty(given),
+    "aten::amin.out": lambda given: _why_no_scalar(given) or _why_not_empty(given),
+    "aten::_log_softmax.out": _why_not_empty,
+    "aten::_softmax.out": _why_not_empty,
     "aten::sum.IntList_out": lambda given: (
-        (_needs_dimension(given) if given["dim"] else None) or _sums_along(given)
+        (_why_no_scalar(given) if given["dim"] else None)
+        or _why_sum_along_one_dim(given)
     ),
-    "aten::gather.out": _index_type,
-    "aten::scatter.src_out": _index_type,
-    "aten::scatter.value_out": _index_type,
-    "aten::scatter_add.out": _index_type,
-    "aten::_fft_r2c.out": _onesided,
-    "aten::masked_select.out": _same_mask,
-    "quantized_decomposed::quantize_per_channel.out": _scales_of_float64,
+    "aten::gather.out": _why_index_type,
+    "aten::scatter.src_out": _why_index_type,
+    "aten::scatter.value_out": _why_index_type,
+    "aten::scatter_add.out": _why_index_type,
+    "aten::_fft_r2c.out": _why_not_two_sided,
+    "aten::masked_select.out": _why_broadcast_to_mask,
+    "quantized_decomposed::quantize_per_channel.out": _why_types_of_scales,
     "aten::max_pool2d_with_indices_backward.grad_input": lambda given: (
         "its gradients differ from PyTorch's"
     ),
 }
-_IN_FLOAT32 = frozenset({torch.float64})
-"""The type that these kernels compute in float32."""
+"""Kernel -> a function that returns why it does not compute these arguments, or None."""
+_FLOAT64 = frozenset({torch.float64})
 _TYPES: dict[str, tuple[str, frozenset[torch.dtype]]] = {
-    "aten::_log_softmax.out": ("self", _IN_FLOAT32),
-    "aten::_adaptive_avg_pool2d.out": ("self", _IN_FLOAT32),
-    "aten::_native_batch_norm_legit.no_stats_out": ("input", _IN_FLOAT32),
-    "aten::_native_batch_norm_legit.out": ("input", _IN_FLOAT32),
-    "aten::native_group_norm.out": ("input", _IN_FLOAT32),
-    "aten::native_layer_norm.out": ("input", _IN_FLOAT32),
-    "aten::remainder.Scalar_out": ("self", _IN_FLOAT32),
-    "aten::remainder.Tensor_out": ("self", _IN_FLOAT32),
+    # these kernels compute float64 in float32
+    "aten::_log_softmax.out": ("self", _FLOAT64),
+    "aten::_adaptive_avg_pool2d.out": ("self", _FLOAT64),
+    "aten::_native_batch_norm_legit.no_stats_out": ("input", _FLOAT64),
+    "aten::_native_batch_norm_legit.out": ("input", _FLOAT64),
+    "aten::native_group_norm.out": ("input", _FLOAT64),
+    "aten::native_layer_norm.out": ("input", _FLOAT64),
+    "aten::remainder.Scalar_out": ("self", _FLOAT64),
+    "aten::remainder.Tensor_out": ("self", _FLOAT64),
     "aten::_upsample_bilinear2d_aa.out": (
         "self",
         frozenset({torch.uint8, torch.float64}),

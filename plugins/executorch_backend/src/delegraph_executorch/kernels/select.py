@@ -21,7 +21,7 @@ DECLARED_BY_RESULT = frozenset(
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and its arguments; the results are the last ones."""
+    """A kernel with its arguments as schemas: ``inputs``, then ``outputs``."""
 
     name: str
     overload: str
@@ -33,15 +33,15 @@ class Kernel:
 
 
 def kernel_name(name: str, overload: str) -> str:
-    """Return the name of a kernel in runtimes, without the overload ``default``."""
+    """Return ``aten::add.out``; only the name if there is no overload name."""
     return f"{name}.{overload}" if overload else name
 
 
 @lru_cache(maxsize=4096)
 def find_kernel(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
-    """Return the kernel in ``kernels`` that computes an operator.
+    """Return the kernel in ``kernels`` that computes an operator, if there is one.
 
-    A view is computed by its copying variant.
+    A view is computed by its copying variant: ``permute`` by ``permute_copy.out``.
     """
     for candidate in _candidates(operator):
         if _same_call(operator, candidate):
@@ -58,9 +58,9 @@ def find_kernel(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
 
 
 def _of_quantized_library(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
-    """Return the kernel of a quantize or dequantize.
+    """Return the kernel of a quantize or dequantize, if the library is in ``kernels``.
 
-    Its arguments are those of the operator and then the result.
+    torch has no schema of it: its arguments are those of the operator, then the result.
     """
     schema = operator._schema
     name = kernel_name(schema.name, "out")
@@ -72,8 +72,8 @@ def _of_quantized_library(operator: OpOverload, kernels: KernelSet) -> Kernel | 
 def _candidates(operator: OpOverload) -> Iterator[OpOverload]:
     """Yield the out variants of the operator and of its copying variant."""
     namespace, _, name = operator._schema.name.partition("::")
-    for twin in (name, f"{name}_copy"):
-        packet = getattr(getattr(torch.ops, namespace), twin, None)
+    for variant in (name, f"{name}_copy"):
+        packet = getattr(getattr(torch.ops, namespace), variant, None)
         for overload in packet.overloads() if packet is not None else ():
             candidate = getattr(packet, overload)
             if any(a.is_out for a in candidate._schema.arguments):

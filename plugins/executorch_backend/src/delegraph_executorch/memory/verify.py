@@ -95,7 +95,7 @@ class _Proof:
         self.delegate_outputs = delegate_outputs
         # steps of the proof so far, which ``_MOST_WORK`` limits
         self._work = 0
-        self.calls = [i.call for chain in plan.chains for i in chain.instructions]
+        self.calls = plan.calls
         self.steps = [self._step(k, call) for k, call in enumerate(self.calls)]
         self.read_count = sum(len(step.reads) for step in self.steps)
         self.ranges: dict[int, _MemoryRange] = {}

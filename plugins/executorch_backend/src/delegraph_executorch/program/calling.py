@@ -1,6 +1,7 @@
 """Read a method's container: facts about delegates, and names and ranges of inputs.
 
-A container is JSON text that ExecuTorch's runtimes ignore. Imports no torch.
+A container is JSON text that ExecuTorch's runtimes ignore. It may be damaged, or come
+from another tool: then the facts are missing. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _MOST_FACTS = 100
 def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
     """Return the number of outputs of each delegate of a method; None if unknown."""
     listed = _list(_outputs(container), "delegate_outputs")
-    return listed if all(type(n) is int and n >= 0 for n in listed or [None]) else None
+    if not listed or not all(type(n) is int and n >= 0 for n in listed):
+        return None
+    return listed
 
 
 def producers(container: ContainerMetadata | None) -> list[str]:
@@ -52,6 +55,7 @@ def delegate_facts(container: ContainerMetadata | None) -> list[dict[str, str]]:
 
 
 def _printable_facts(facts: dict[str, Any]) -> dict[str, str]:
+    """Return the facts that are strings, shortened and printable."""
     found = {}
     for name, text in islice(facts.items(), _MOST_FACTS):
         if isinstance(text, str):
@@ -81,10 +85,10 @@ def input_names(container: ContainerMetadata | None, count: int) -> list[str]:
     try:
         content = json.loads(container.inputs) if container is not None else {}
         args, kwargs = content["structure"]["tuple"]
-        roots = [*zip(content["names"], args["tuple"], strict=False), *kwargs["dict"]]
-        for root, encoded in roots:
-            leaves = _leaf_names(str(root), encoded)
-            # A hostile file may have many leaves.
+        positional = zip(content["names"], args["tuple"], strict=False)
+        for name, structure in (*positional, *kwargs["dict"]):
+            leaves = _leaf_names(str(name), structure)
+            # a hostile file may have many leaves: one too many is enough
             names += islice(leaves, count + 1 - len(names))
     except (ValueError, TypeError, LookupError, RecursionError):
         names = []
@@ -113,6 +117,7 @@ def index_ranges(
 def _ranges(
     container: ContainerMetadata | None, count: int, key: str
 ) -> dict[int, tuple[int, int]]:
+    """Return the ranges under ``key`` by position; empty if one is damaged."""
     try:
         rows = json.loads(container.inputs)[key] if container is not None else []
         listed = {k: (low, high) for k, low, high in rows}
@@ -127,13 +132,14 @@ def _ranges(
     return found
 
 
-def _leaf_names(name: str, encoded: Any) -> Iterator[str]:
-    # The names of all children contain this one.
+def _leaf_names(name: str, structure: Any) -> Iterator[str]:
+    """Yield the names of the leaves of an argument, such as ``pair['a']``."""
+    # cut the name first: the names of all children contain it
     name = name[:_LONGEST]
-    if encoded == "*":
+    if structure == "*":
         yield name
         return
-    [(kind, content)] = dict(encoded).items()
+    [(kind, content)] = dict(structure).items()
     if kind == "dict":
         parts = [(f"[{key!r}]", child) for key, child in content]
     elif kind == "named":
@@ -145,7 +151,7 @@ def _leaf_names(name: str, encoded: Any) -> Iterator[str]:
 
 
 def _outputs(container: ContainerMetadata | None) -> dict[str, Any]:
-    """Return the content of the outputs' text; empty if it is not of our form."""
+    """Return the content of the outputs' text; empty if it is no JSON object."""
     try:
         content = json.loads(container.outputs) if container is not None else None
     except (ValueError, RecursionError):
@@ -154,5 +160,6 @@ def _outputs(container: ContainerMetadata | None) -> dict[str, Any]:
 
 
 def _list(outputs: dict[str, Any], key: str) -> list[Any] | None:
+    """Return the list under ``key``; None if there is none."""
     listed = outputs.get(key)
     return listed if isinstance(listed, list) else None

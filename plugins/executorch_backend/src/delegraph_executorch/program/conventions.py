@@ -1,4 +1,7 @@
-"""Find the named data with the calling conventions of blobs."""
+"""Name the calling conventions of blobs, and find them among named data.
+
+See ``bridging.calling_convention``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _BEGINNING = b'{"inputs":'
 
 
 def convention_key(backend_id: str, blob: bytes) -> str:
-    """Return the key of a blob's calling convention."""
+    """Return the key of a blob's calling convention in named data."""
     return f"{backend_id}.convention.{hashlib.sha256(blob).hexdigest()}"
 
 

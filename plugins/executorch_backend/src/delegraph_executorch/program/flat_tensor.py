@@ -14,6 +14,8 @@ VERSION = 0
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
+    """Type, sizes and dimension order of a tensor."""
+
     scalar_type: int = scalar(0, "b", enum=ScalarType)
     sizes: tuple[int, ...] = numbers(1, "i")
     dim_order: tuple[int, ...] = numbers(2, "B")
@@ -21,7 +23,7 @@ class TensorLayout:
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """Data under a key. The data of a tensor have a layout."""
+    """Bytes under a key; those of a tensor have a layout."""
 
     key: str = text(0)
     segment_index: int = scalar(1, "I")

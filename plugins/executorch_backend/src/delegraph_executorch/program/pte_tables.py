@@ -29,7 +29,7 @@ class Location(enum.IntEnum):
 
 
 class BlobLocation(enum.IntEnum):
-    """The place of a blob: ``Program.backend_delegate_data``, or a segment."""
+    """Where a blob is: in ``Program.backend_delegate_data``, or in a segment."""
 
     INLINE = 0
     SEGMENT = 1
@@ -52,7 +52,7 @@ class ContainerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AllocationDetails:
-    """A place in planned memory.
+    """The first byte of a tensor in planned memory.
 
     Memories are numbered from 1. The offset in bytes is stored in two halves.
     """
@@ -63,11 +63,12 @@ class AllocationDetails:
 
     @property
     def offset(self) -> int:
+        """Return the offset in bytes from the start of the memory."""
         return self.offset_high << 32 | self.offset_low
 
     @staticmethod
     def at(memory_id: int, offset: int) -> AllocationDetails:
-        """Return the place at ``offset`` bytes from the start of a memory."""
+        """Return the byte at ``offset`` of a memory."""
         return AllocationDetails(memory_id, offset & 0xFFFFFFFF, offset >> 32)
 
 
@@ -152,6 +153,7 @@ class TensorList:
 
     @property
     def positions(self) -> tuple[int, ...]:
+        """Return the items, as ``OptionalTensorList.positions`` does."""
         return self.items
 
 
@@ -280,6 +282,8 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class BackendDelegateDataReference:
+    """The location of a blob, and its index there."""
+
     location: int = scalar(0, "b", enum=BlobLocation)
     index: int = scalar(1, "I")
 
@@ -303,6 +307,8 @@ class BackendDelegate:
 
 @dataclass(frozen=True, slots=True)
 class NonConstBufferDevice:
+    """The device that has the planned memory number ``buffer_idx``."""
+
     buffer_idx: int = scalar(0, "i")
     device_type: int = scalar(1, "b", enum=Device)
     device_index: int = scalar(2, "b")
@@ -310,7 +316,7 @@ class NonConstBufferDevice:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """A method.
+    """A method. Instructions, inputs and outputs refer to ``values`` by position.
 
     ``memory_sizes[k]`` is the size of memory k in bytes; memory 0 is not used.
     """
@@ -328,14 +334,23 @@ class ExecutionPlan:
         9, NonConstBufferDevice, optional=True
     )
 
+    @property
+    def calls(self) -> list[Call | None]:
+        """Return the calls of all instructions, in their order."""
+        return [i.call for chain in self.chains for i in chain.instructions]
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
+    """The bytes of a constant, in old files."""
+
     storage: bytes = raw(0)
 
 
 @dataclass(frozen=True, slots=True)
 class BackendDelegateInlineData:
+    """A blob inside the flatbuffer."""
+
     data: bytes = raw(0)
 
 
@@ -349,7 +364,10 @@ class DataSegment:
 
 @dataclass(frozen=True, slots=True)
 class SubsegmentOffsets:
-    """The starts of tensors in a segment. A tensor has the index of its start."""
+    """The starts of tensors in a segment.
+
+    The ``data_buffer_idx`` of a tensor is the index of its start in ``offsets``.
+    """
 
     segment_index: int = scalar(0, "I")
     offsets: tuple[int, ...] = numbers(1, "Q")

@@ -14,6 +14,6 @@ QUANTIZED_LIBRARY = frozenset(
 )
 """Kernels of ExecuTorch's kernels/quantized that program files call.
 
-The wheel has them in a library that its runtime does not load, and PyTorch does not
-declare them. Other operators of the namespace are decomposed into kernels of ATen.
+The wheel has them in a library that its runtime does not load. PyTorch does not declare
+them. Other operators of the namespace are decomposed into operators of ATen.
 """

@@ -74,10 +74,7 @@ _EIGHT_BYTES = {"int64", "uint64", "float64", "complex64"}
 
 
 def width(kind: ScalarType) -> int:
-    """Return the bytes of an element.
-
-    Raises ValueError for types that PyTorch has no dense tensors of.
-    """
+    """Return the bytes of an element; ValueError for types without dense tensors."""
     name = TORCH_NAMES.get(kind)
     if name is None:
         raise ValueError(f"{kind.name} is not a type of dense tensors")

@@ -1,7 +1,8 @@
 """Declare dataclasses as flatbuffer tables: each field has its id and storage.
 
-The classes in ``tables`` and ``flat_tensor`` are the only description of the format.
-``serialize`` writes and reads any of them, so a new field is one line.
+Example: ``offset: int = scalar(0, "Q")`` is field 0 of its table, an unsigned 64-bit
+integer. The classes in ``pte_tables`` and ``flat_tensor`` are the only description of
+the format. ``serialize`` writes and reads any of them, so a new field is one line.
 """
 
 from __future__ import annotations
@@ -31,20 +32,24 @@ class Text:
 
 @dataclass(frozen=True)
 class Sub:
-    """A table."""
+    """A table inside the table."""
 
     cls: type[Any]
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A vector of numbers. A ``raw`` one is bytes in Python and may be absent."""
+    """A vector of numbers.
+
+    ``raw``: whether it is ``bytes`` in Python. Only such a vector may be absent.
+    """
 
     form: str
     raw: bool = False
 
     @property
     def optional(self) -> bool:
+        """Whether the vector may be absent."""
         return self.raw
 
 
@@ -52,7 +57,8 @@ class Numbers:
 class Tables:
     """A vector of tables.
 
-    An empty vector is stored unless it is ``optional``: runtimes read it unchecked.
+    ``optional``: whether it may be absent. Runtimes read other vectors unchecked, so
+    even an empty one is stored.
     """
 
     cls: type[Any]
@@ -82,6 +88,7 @@ class Field:
 
 
 def _stored(id: int, kind: Kind, default: Any) -> Any:
+    """Return the field of a dataclass that is stored as ``kind``."""
     return dataclasses.field(default=default, metadata={"id": id, "kind": kind})
 
 

@@ -15,29 +15,29 @@ ExecuTorch's runtime gives one such memory to all methods.
 
 
 def sharing_methods(plans: Sequence[ExecutionPlan]) -> list[str]:
-    """Return the methods that have a tensor at the same place as another method.
+    """Return the methods that share a buffer with another method.
 
-    They declare the same size of the memory. A method with memory of a device shares
-    none, as in ExecuTorch's runtime.
+    Both have a tensor of the same type and sizes at the same offset of the memory, and
+    declare the same size of the memory. A method with memory of a device shares none,
+    as in ExecuTorch's runtime.
     """
-    places = {}
+    buffers = {}
     sizes = {}
     for plan in plans:
         if len(plan.memory_sizes) > MEMORY and not plan.memory_devices:
-            places[plan.name] = _places(plan)
+            buffers[plan.name] = _buffers(plan)
             sizes[plan.name] = plan.memory_sizes[MEMORY]
     found = []
-    for name in places:
-        others = [other for other in places if other != name]
-        if any(
-            places[name] & places[other] and sizes[name] == sizes[other]
-            for other in others
-        ):
-            found.append(name)
+    for name in buffers:
+        for other in buffers:
+            is_same_size = other != name and sizes[name] == sizes[other]
+            if is_same_size and buffers[name] & buffers[other]:
+                found.append(name)
+                break
     return found
 
 
-class _Place(NamedTuple):
+class _Buffer(NamedTuple):
     """A tensor in the memory of written buffers."""
 
     offset: int
@@ -45,7 +45,8 @@ class _Place(NamedTuple):
     scalar_type: int
 
 
-def _places(plan: ExecutionPlan) -> set[_Place]:
+def _buffers(plan: ExecutionPlan) -> set[_Buffer]:
+    """Return the tensors of a method in the memory of written buffers."""
     found = set()
     for entry in plan.values:
         tensor = entry.value
@@ -53,5 +54,5 @@ def _places(plan: ExecutionPlan) -> set[_Place]:
             continue
         if tensor.allocation.memory_id == MEMORY:
             offset = tensor.allocation.offset
-            found.add(_Place(offset, tuple(tensor.sizes), tensor.scalar_type))
+            found.add(_Buffer(offset, tuple(tensor.sizes), tensor.scalar_type))
     return found

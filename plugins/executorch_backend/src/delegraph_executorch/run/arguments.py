@@ -229,7 +229,7 @@ class _Arguments:
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
         self.values = [entry.value for entry in plan.values]
-        self.calls = [i.call for i in plan.chains[0].instructions]
+        self.calls = plan.calls
         self.signatures = [signature(str(o)) for o in plan.operators]
         self.varying = {*plan.inputs}
         for call in self.calls:

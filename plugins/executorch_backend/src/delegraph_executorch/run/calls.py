@@ -25,12 +25,11 @@ from ..serialize.xnnpack_blob import BACKEND_ID, blob_arguments
 
 def split_delegate_calls(plan: ExecutionPlan) -> dict[int, int]:
     """Return the number of outputs of each delegate call, by its position."""
-    calls = _calls_of(plan)
     stored = delegate_outputs(plan.container)
     if stored is None or len(stored) != len(plan.delegates):
-        return _find_outputs(plan, calls)
+        return _find_outputs(plan)
     counts = {}
-    for position, call in enumerate(calls):
+    for position, call in enumerate(plan.calls):
         if isinstance(call, DelegateCall):
             counts[position] = stored[call.delegate_index]
     return counts
@@ -48,7 +47,7 @@ def split_calls_of(file: ProgramFile, plan: ExecutionPlan) -> dict[int, int]:
     for delegate in plan.delegates:
         blob = blob_of(file, delegate) if delegate.id == BACKEND_ID else b""
         counts_in_blobs.append(blob_arguments(memoryview(blob)))
-    for position, call in enumerate(_calls_of(plan)):
+    for position, call in enumerate(plan.calls):
         if isinstance(call, DelegateCall):
             inputs, outputs = counts_in_blobs[call.delegate_index] or (0, 0)
             if inputs + outputs == len(call.args):
@@ -56,15 +55,7 @@ def split_calls_of(file: ProgramFile, plan: ExecutionPlan) -> dict[int, int]:
     return output_counts
 
 
-def _calls_of(plan: ExecutionPlan) -> list[Call | None]:
-    """Return the calls of all instructions."""
-    calls = []
-    for chain in plan.chains:
-        calls += [instruction.call for instruction in chain.instructions]
-    return calls
-
-
-def _find_outputs(plan: ExecutionPlan, calls: list[Call | None]) -> dict[int, int]:
+def _find_outputs(plan: ExecutionPlan) -> dict[int, int]:
     """Return the number of outputs of each delegate call.
 
     The first arguments are inputs as long as an instruction before the call has written
@@ -75,7 +66,7 @@ def _find_outputs(plan: ExecutionPlan, calls: list[Call | None]) -> dict[int, in
     written = {_memory_of(plan, index) for index in plan.inputs}
     known_lists: set[int] = set()
     outputs: dict[int, int] = {}
-    for position, call in enumerate(calls):
+    for position, call in enumerate(plan.calls):
         if isinstance(call, DelegateCall):
             inputs = 0
             last = len(call.args) - 1

@@ -73,9 +73,7 @@ class HostMethod:
         self._memories = _reserve_planned(plan, shared)
         self._values = [self._load(entry.value, data) for entry in plan.values]
         self._lists = [_list_of(entry.value) for entry in plan.values]
-        self._calls: list[Call] = [
-            i.call for i in plan.chains[0].instructions if i.call is not None
-        ]
+        self._calls: list[Call] = [call for call in plan.calls if call is not None]
         self._output_counts = output_counts
         self._run_time_arguments = check_method(plan)
         self._kernels = [kernel(str(o)) for o in plan.operators]
@@ -333,9 +331,9 @@ def check_memory(plan: ExecutionPlan, allowed: int) -> None:
     """
     planned = sum(plan.memory_sizes[1:])
     computed: set[int] = set()
-    for instruction in plan.chains[0].instructions:
-        if isinstance(instruction.call, (KernelCall, DelegateCall)):
-            computed |= {*instruction.call.args}
+    for call in plan.calls:
+        if isinstance(call, (KernelCall, DelegateCall)):
+            computed |= {*call.args}
     returned = 0
     for k in computed - {*plan.inputs}:
         value = plan.values[k].value

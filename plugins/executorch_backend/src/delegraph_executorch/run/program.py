@@ -151,8 +151,7 @@ class HostProgram:
         named = {key: bytes(content) for key, content in self._named_data().items()}
         # Blobs of ExecuTorch's backends need a calling convention. It is read from the
         # first call of the delegate.
-        for position, instruction in enumerate(plan.chains[0].instructions):
-            call = instruction.call
+        for position, call in enumerate(plan.calls):
             if isinstance(call, DelegateCall) and call.delegate_index == number:
                 values = [plan.values[index].value for index in call.args]
                 convention = convention_in_file(

@@ -52,7 +52,7 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
     ``known`` is the entry of the method in the debug file. Raises ValueError if it does
     not fit the method.
     """
-    calls = [i.call for i in plan.chains[0].instructions if i.call is not None]
+    calls = [call for call in plan.calls if call is not None]
     handles: Sequence[Any] = [None] * len(calls)
     maps: Sequence[Mapping[str, Any]] = [{}] * len(plan.delegates)
     operators: Mapping[str, Any] = {}

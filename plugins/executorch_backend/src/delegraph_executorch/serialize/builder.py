@@ -1,6 +1,6 @@
 """Build a flatbuffer from the records of ``program``, with ExecuTorch's header.
 
-The header follows the identifier.
+The bytes: offset of the root table, identifier, header, tables.
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ class Builder:
         The length of the header must not depend on the size.
         """
         buffer = self._builder.finish(root, identifier)
-        inserted = len(header(0)) + -len(header(0)) % ALIGNMENT
+        header_size = len(header(0)) + -len(header(0)) % ALIGNMENT
+        # The header moves the root table. All other offsets are relative.
         (root_offset,) = struct.unpack_from("<I", buffer)
-        struct.pack_into("<I", buffer, 0, root_offset + inserted)
-        size = len(buffer) + inserted
+        struct.pack_into("<I", buffer, 0, root_offset + header_size)
+        size = len(buffer) + header_size
         padding = -size % ALIGNMENT
-        buffer[_IDENTIFIER_END:_IDENTIFIER_END] = header(size + padding).ljust(
-            inserted, b"\0"
-        )
+        padded_header = header(size + padding).ljust(header_size, b"\0")
+        buffer[_IDENTIFIER_END:_IDENTIFIER_END] = padded_header
         return bytes(buffer) + bytes(padding)
 
     def add(self, table: Any) -> int:
         """Add a table and all its children; return its position."""
         stored: list[flatbuffer_builder.Field] = []
-        count = 0
+        field_count = 0
         for field in fields_of(type(table)):  # type: ignore[arg-type]
-            # A union has two fields.
-            count = max(count, field.id + 2)
+            # a union has two fields; one id too many costs nothing
+            field_count = max(field_count, field.id + 2)
             stored += self._store(field, getattr(table, field.name))
-        # Sorted by width, no field needs padding.
+        # the widest first, so that no field needs padding
         stored.sort(key=lambda field: _WIDTHS[field.kind], reverse=True)
-        return self._builder.table(count, stored)
+        return self._builder.table(field_count, stored)
 
     def _store(self, field: Field, value: Any) -> list[flatbuffer_builder.Field]:
         """Add a value and return its fields; none for the default, which is not stored."""
@@ -100,6 +100,7 @@ class Builder:
         return [flatbuffer_builder.Field(field.id, "offset", position)]
 
     def _add_referred(self, kind: Kind, value: Any) -> int | None:
+        """Add a value that a table refers to; return its position, None for no value."""
         if isinstance(kind, Text):
             return self._builder.string(value) if value else None
         if isinstance(kind, Numbers):

@@ -53,21 +53,27 @@ def nbytes(tensor: Tensor) -> int:
 
 
 class _Check:
+    """Checks a file. ``subject`` parameters name the checked thing in errors.
+
+    ``where``: the method that is being checked.
+    """
+
     def __init__(self, file: ProgramFile) -> None:
         self.file = file
         self.program = file.program
         self.where = "the program"
 
     def run(self) -> None:
+        """Check the whole file."""
         names = [plan.name for plan in self.program.plans]
         if not names:
-            raise self.fault("it has no methods")
+            raise self._fault("it has no methods")
         if "" in names:
-            raise self.fault("a method has no name")
+            raise self._fault("a method has no name")
         if len(set(names)) < len(names):
-            raise self.fault("two methods have the same name")
+            raise self._fault("two methods have the same name")
         for named in self.program.named_data:
-            self.require_index(
+            self._check_index(
                 named.segment_index,
                 self.file.segments,
                 f"the segment of named data {named.key!r}",
@@ -77,163 +83,170 @@ class _Check:
             *self.program.mutable_data_segments,
         ):
             if offsets is not None and len(offsets.offsets) > 1:
-                self.require_index(
+                self._check_index(
                     offsets.segment_index, self.file.segments, "the segment of tensors"
                 )
         for plan in self.program.plans:
             self.where = f"method {plan.name!r}"
-            self.plan(plan)
+            self._check_plan(plan)
 
-    def fault(self, why: str) -> FormatError:
+    def _fault(self, why: str) -> FormatError:
+        """Return the error for the method that is being checked."""
         return damaged(".pte file", f"{self.where}: {why}")
 
-    def require_index(self, index: int, listed: Sequence[Any], subject: str) -> None:
+    def _check_index(self, index: int, listed: Sequence[Any], subject: str) -> None:
+        """Raise FormatError unless a list has an element at ``index``."""
         if not 0 <= index < len(listed):
-            raise self.fault(f"{subject} has index {index} in a list of {len(listed)}")
+            raise self._fault(f"{subject} has index {index} in a list of {len(listed)}")
 
-    def plan(self, plan: ExecutionPlan) -> None:
+    def _check_plan(self, plan: ExecutionPlan) -> None:
+        """Check all values, delegates and instructions of a method."""
         values = [entry.value for entry in plan.values]
         if any(size < 0 or size > ADDRESSABLE for size in plan.memory_sizes):
-            raise self.fault(f"its memories have invalid sizes: {plan.memory_sizes}")
+            raise self._fault(f"its memories have invalid sizes: {plan.memory_sizes}")
         for number, value in enumerate(values):
-            self.value(value, values, plan, f"value {number}")
+            self._check_value(value, values, plan, f"value {number}")
         for index in (*plan.inputs, *plan.outputs):
-            self.require_index(index, values, "an input or output")
+            self._check_index(index, values, "an input or output")
         for number, operator in enumerate(plan.operators):
             if not operator.name:
-                raise self.fault(f"operator {number} has no name")
+                raise self._fault(f"operator {number} has no name")
         for delegate in plan.delegates:
-            self.delegate(delegate)
+            self._check_delegate(delegate)
         if len(plan.chains) != 1:
-            raise self.fault(
+            raise self._fault(
                 f"it has {len(plan.chains)} chains of instructions; a method has one"
             )
         calls = [instruction.call for instruction in plan.chains[0].instructions]
         for number, call in enumerate(calls):
-            self.call(call, values, plan, len(calls), f"instruction {number}")
+            self._check_call(call, values, plan, len(calls), f"instruction {number}")
 
-    def value(
+    def _check_value(
         self,
         value: Value | None,
         values: Sequence[Value | None],
         plan: ExecutionPlan,
         subject: str,
     ) -> None:
+        """Check a value; elements of a list must be ``values`` of the right kind."""
         if value is None:
-            raise self.fault(f"{subject} has no type")
+            raise self._fault(f"{subject} has no type")
         if isinstance(value, Tensor):
-            self.tensor(value, plan, subject)
+            self._check_tensor(value, plan, subject)
         elif isinstance(value, (IntList, TensorList, OptionalTensorList)):
             kinds: dict[type, tuple[type, ...]] = {
                 IntList: (Int,),
                 TensorList: (Tensor,),
                 OptionalTensorList: (Tensor, Null),
             }
-            named = value.items if isinstance(value, IntList) else value.positions
-            for index in named:
-                self.require_index(index, values, f"an element of {subject}")
+            elements = value.items if isinstance(value, IntList) else value.positions
+            for index in elements:
+                self._check_index(index, values, f"an element of {subject}")
                 if not isinstance(values[index], kinds[type(value)]):
-                    raise self.fault(
+                    raise self._fault(
                         f"{subject} is a {type(value).__name__} and contains a"
                         f" {type(values[index]).__name__}"
                     )
 
-    def tensor(self, tensor: Tensor, plan: ExecutionPlan, subject: str) -> None:
+    def _check_tensor(self, tensor: Tensor, plan: ExecutionPlan, subject: str) -> None:
+        """Check sizes, memory and data of a tensor."""
         rank = len(tensor.sizes)
         if rank > MAX_RANK or len(tensor.dim_order) != rank:
-            raise self.fault(
+            raise self._fault(
                 f"{subject} has {rank} dimensions, but {len(tensor.dim_order)} in its"
                 " dimension order"
             )
         is_order = sorted(tensor.dim_order) == list(range(rank))
         if any(size < 0 for size in tensor.sizes) or not is_order:
-            raise self.fault(
+            raise self._fault(
                 f"{subject} has invalid sizes {tensor.sizes} or an invalid dimension order"
                 f" {tensor.dim_order}"
             )
         if tensor.storage_offset:
-            raise self.fault(
+            raise self._fault(
                 f"{subject} has an offset in its storage, which no runtime supports"
             )
         try:
             size = nbytes(tensor)
         except ValueError as e:
-            raise self.fault(f"{subject}: {e}") from None
-        # Strides count a size of 0 as 1.
+            raise self._fault(f"{subject}: {e}") from None
+        # strides count a size of 0 as 1, and must be addressable, too
         extent = math.prod(max(1, s) for s in tensor.sizes)
         if max(extent, size) > ADDRESSABLE:
-            raise self.fault(
+            raise self._fault(
                 f"{subject} has the sizes {tensor.sizes}, too large for any memory"
             )
-        self.memory(tensor, size, plan, subject)
+        self._check_memory(tensor, size, plan, subject)
         if tensor.extra is not None and tensor.extra.location == Location.EXTERNAL:
             if not tensor.extra.fully_qualified_name:
-                raise self.fault(f"{subject} is in another file and has no name")
+                raise self._fault(f"{subject} is in another file and has no name")
         elif tensor.data_buffer_idx:
-            self.content(tensor, size, subject)
+            self._check_content(tensor, size, subject)
 
-    def memory(
+    def _check_memory(
         self, tensor: Tensor, size: int, plan: ExecutionPlan, subject: str
     ) -> None:
-        place = tensor.allocation
-        if place is None:
+        """Check that a tensor of ``size`` bytes is inside of its memory."""
+        allocation = tensor.allocation
+        if allocation is None:
             return
-        if not 0 < place.memory_id < len(plan.memory_sizes):
-            raise self.fault(
-                f"{subject} is in memory {place.memory_id}, but the method has"
+        memory_id = allocation.memory_id
+        if not 0 < memory_id < len(plan.memory_sizes):
+            raise self._fault(
+                f"{subject} is in memory {memory_id}, but the method has"
                 f" {len(plan.memory_sizes)} memories"
             )
-        if place.offset + size > plan.memory_sizes[place.memory_id]:
-            raise self.fault(
-                f"{subject} reaches beyond the end of memory {place.memory_id}"
-            )
+        if allocation.offset + size > plan.memory_sizes[memory_id]:
+            raise self._fault(f"{subject} reaches beyond the end of memory {memory_id}")
 
-    def content(self, tensor: Tensor, size: int, subject: str) -> None:
+    def _check_content(self, tensor: Tensor, size: int, subject: str) -> None:
         """Check the data of a constant, or the initial state of a tensor with memory."""
         index = tensor.data_buffer_idx
         if tensor.allocation is None and self.program.constant_buffer:
-            self.require_index(
+            self._check_index(
                 index, self.program.constant_buffer, f"the data of {subject}"
             )
             if len(self.program.constant_buffer[index].storage) < size:
-                raise self.fault(f"{subject} has {size} bytes, but its data has fewer")
+                raise self._fault(f"{subject} has {size} bytes, but its data has fewer")
             return
-        offsets = self.offsets(tensor, subject)
-        self.require_index(index, offsets.offsets, f"the data of {subject}")
-        self.require_index(
+        offsets = self._offsets_of_contents(tensor, subject)
+        self._check_index(index, offsets.offsets, f"the data of {subject}")
+        self._check_index(
             offsets.segment_index, self.file.segments, f"the segment of {subject}"
         )
         segment = self.file.segments[offsets.segment_index]
         if offsets.offsets[index] + size > len(segment):
-            raise self.fault(
+            raise self._fault(
                 f"the data of {subject} reach beyond the end of their segment"
             )
 
-    def offsets(self, tensor: Tensor, subject: str) -> SubsegmentOffsets:
+    def _offsets_of_contents(self, tensor: Tensor, subject: str) -> SubsegmentOffsets:
+        """Return the offsets among which a tensor has its own: of constants or states."""
         if tensor.allocation is None:
             return self.program.constant_segment or SubsegmentOffsets()
         number = 0 if tensor.extra is None else tensor.extra.mutable_data_segments_idx
-        self.require_index(
+        self._check_index(
             number,
             self.program.mutable_data_segments,
             f"the initial state of {subject}",
         )
         return self.program.mutable_data_segments[number]
 
-    def delegate(self, delegate: BackendDelegate) -> None:
+    def _check_delegate(self, delegate: BackendDelegate) -> None:
+        """Check that the blob of a delegate exists."""
         if delegate.processed is None:
-            raise self.fault(f"a delegate of {delegate.id!r} has no blob")
+            raise self._fault(f"a delegate of {delegate.id!r} has no blob")
         inline = delegate.processed.location == BlobLocation.INLINE
         listed: Sequence[Any] = (
             self.program.backend_delegate_data if inline else self.file.segments
         )
-        self.require_index(
+        self._check_index(
             delegate.processed.index,
             listed,
             f"the blob of a delegate of {delegate.id!r}",
         )
 
-    def call(
+    def _check_call(
         self,
         call: Call | None,
         values: Sequence[Any],
@@ -241,7 +254,8 @@ class _Check:
         count: int,
         subject: str,
     ) -> None:
-        checks: dict[type, Callable[[Any], Sequence[int]]] = {
+        """Check the references of a call; the method has ``count`` instructions."""
+        arguments_of: dict[type, Callable[[Any], Sequence[int]]] = {
             KernelCall: lambda c: c.args,
             DelegateCall: lambda c: c.args,
             MoveCall: lambda c: (c.move_from, c.move_to),
@@ -249,19 +263,19 @@ class _Check:
             FreeCall: lambda c: (c.value,),
         }
         if call is None:
-            raise self.fault(f"{subject} has no type")
-        for index in checks[type(call)](call):
-            self.require_index(index, values, f"an argument of {subject}")
+            raise self._fault(f"{subject} has no type")
+        for index in arguments_of[type(call)](call):
+            self._check_index(index, values, f"an argument of {subject}")
         if isinstance(call, KernelCall):
-            self.require_index(
+            self._check_index(
                 call.op_index, plan.operators, f"the operator of {subject}"
             )
         elif isinstance(call, DelegateCall):
-            self.require_index(
+            self._check_index(
                 call.delegate_index, plan.delegates, f"the delegate of {subject}"
             )
         elif isinstance(call, JumpFalseCall) and not 0 <= call.destination <= count:
-            raise self.fault(
+            raise self._fault(
                 f"{subject} jumps to instruction {call.destination}, but there are"
                 f" {count} instructions"
             )

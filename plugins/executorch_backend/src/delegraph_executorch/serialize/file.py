@@ -1,6 +1,7 @@
 """Write a program file: the flatbuffer, then its segments.
 
-Each segment is written from its own memory; they are never joined.
+Each segment is written from its own memory; they are never joined. Offsets of segments
+count from the base, the start of the first segment.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from delegraph.backend import Blob
 
@@ -22,8 +23,7 @@ from .builder import Builder
 SEGMENT_ALIGNMENT = 128
 """Alignment of the first segment in bytes, and of other segments by default."""
 LEAST_ALIGNMENT = 16
-"""The least alignment of a segment, as ExecuTorch's file loaders allocate by default.
-"""
+"""The least alignment of a segment: ExecuTorch's file loaders allocate memory with it."""
 PROGRAM_MAGIC = b"eh00"
 DATA_MAGIC = b"FH01"
 
@@ -51,27 +51,28 @@ class Part:
 class SegmentedFile:
     """A flatbuffer and its segments as a file (a ``delegraph.backend.Blob``).
 
-    ``finish`` makes the flatbuffer once the places of the segments are known.
+    ``finish`` makes the flatbuffer when the offsets of the segments are known.
     """
 
     def __init__(
         self,
         segments: Sequence[Segment | Part],
-        finish: Callable[[tuple[DataSegment, ...]], tuple[bytes, int]],
+        finish: Callable[[tuple[DataSegment, ...]], _Structure],
     ) -> None:
+        # offset and segment; a part is written with the segment that contains it
         self._written: list[tuple[int, Segment]] = []
-        places: list[DataSegment] = []
+        table: list[DataSegment] = []
         end = 0
         for segment in segments:
             if isinstance(segment, Part):
-                offset = places[segment.segment].offset + segment.start
-                places.append(DataSegment(offset, segment.size))
+                offset = table[segment.segment].offset + segment.start
+                table.append(DataSegment(offset, segment.size))
                 continue
             start = end + -end % math.lcm(LEAST_ALIGNMENT, segment.alignment)
             self._written.append((start, segment))
             end = start + len(segment.content)
-            places.append(DataSegment(start, len(segment.content)))
-        self._structure, self._base = finish(tuple(places))
+            table.append(DataSegment(start, len(segment.content)))
+        self._structure, self._base = finish(tuple(table))
         # If all segments are empty, the file ends after the flatbuffer.
         self._size = self._base + end if end else len(self._structure)
 
@@ -108,18 +109,26 @@ def write_content(content: bytes | Blob, file: BinaryIO) -> None:
 def program_file(program: Program, segments: Sequence[Segment | Part]) -> SegmentedFile:
     """Return the ``.pte`` file of a program, with its table of segments."""
     return SegmentedFile(
-        segments, lambda places: _finish_program(replace(program, segments=places))
+        segments, lambda table: _finish_program(replace(program, segments=table))
     )
 
 
 def data_file(data: FlatTensor, segments: Sequence[Segment | Part]) -> SegmentedFile:
     """Return the ``.ptd`` file of named data, with its table of segments."""
     return SegmentedFile(
-        segments, lambda places: _finish_data(replace(data, segments=places))
+        segments, lambda table: _finish_data(replace(data, segments=table))
     )
 
 
-def _finish_program(program: Program) -> tuple[bytes, int]:
+class _Structure(NamedTuple):
+    """The bytes of a flatbuffer, and the base of the segments; 0 without segments."""
+
+    content: bytes
+    base: int
+
+
+def _finish_program(program: Program) -> _Structure:
+    """Build the flatbuffer of a program; its header has the sizes of the file's parts."""
     segments_size = _end(program.segments)
 
     def header(size: int) -> bytes:
@@ -129,7 +138,8 @@ def _finish_program(program: Program) -> tuple[bytes, int]:
     return _build(program, pte_tables.IDENTIFIER, header, segments_size)
 
 
-def _finish_data(data: FlatTensor) -> tuple[bytes, int]:
+def _finish_data(data: FlatTensor) -> _Structure:
+    """Build the flatbuffer of named data; its header has the sizes of the file's parts."""
     segments_size = _end(data.segments)
 
     def header(size: int) -> bytes:
@@ -141,16 +151,21 @@ def _finish_data(data: FlatTensor) -> tuple[bytes, int]:
 
 def _build(
     root: Any, identifier: str, header: Callable[[int], bytes], segments_size: int
-) -> tuple[bytes, int]:
+) -> _Structure:
+    """Build a flatbuffer with the table ``root``."""
     builder = Builder()
-    structure = builder.finish(builder.add(root), identifier, header)
-    return structure, _base(len(structure), segments_size)
+    content = builder.finish(builder.add(root), identifier, header)
+    return _Structure(content, _base(len(content), segments_size))
 
 
 def _end(segments: Sequence[DataSegment]) -> int:
+    """Return the end of the last segment, from the base."""
     return max((s.offset + s.size for s in segments), default=0)
 
 
 def _base(size: int, segments_size: int) -> int:
-    """Return the start of the segments; 0 if there are none, as runtimes expect."""
+    """Return the base after a flatbuffer of ``size`` bytes.
+
+    Without segments, it is 0, as runtimes expect.
+    """
     return size + -size % SEGMENT_ALIGNMENT if segments_size else 0

@@ -19,7 +19,7 @@ from .unpack import Unpacker, damaged
 
 Bytes = bytes | bytearray | memoryview
 _HEADER = 8
-"""The position of the header, which has the places of flatbuffer and segments."""
+"""The position of the header, which has the sizes of the file's parts."""
 MAPPED = 1 << 16
 """Files of at least this many bytes are mapped into memory."""
 
@@ -41,11 +41,11 @@ class DataFile:
 
 
 def open_bytes(path: Path) -> memoryview:
-    """Return the bytes of a file, writable; writing does not change the file.
+    """Return the bytes of a file.
 
-    A large file is mapped, so only the pages in use are loaded. It must not be
-    truncated while it is open. torch does not share read-only memory, so the bytes are
-    writable.
+    A large file is mapped, so only the pages in use are loaded. Do not truncate it
+    while it is open. The bytes are writable, because torch does not share read-only
+    memory. Writing does not change the file.
     """
     if path.stat().st_size < MAPPED:
         return memoryview(bytearray(path.read_bytes()))
@@ -62,18 +62,18 @@ def read_program(data: Bytes) -> ProgramFile:
     """
     view = memoryview(data).cast("B")
     file_kind = ".pte file"
-    size, base, extent = _places(view, PROGRAM_MAGIC, "<QQQ", file_kind)
+    parts = _find_parts(view, PROGRAM_MAGIC, "<QQQ", file_kind)
+    flatbuffer = view[: parts.flatbuffer_size]
     program: Program = Unpacker().table(
-        Program, root(view[:size], pte_tables.IDENTIFIER, file_kind)
+        Program, root(flatbuffer, pte_tables.IDENTIFIER, file_kind)
     )
     if program.version != pte_tables.VERSION:
         why = (
             f"its version is {program.version}; only {pte_tables.VERSION} is supported"
         )
         raise damaged(file_kind, why)
-    return ProgramFile(
-        program, _segments(view, program.segments, base, extent, file_kind)
-    )
+    segments = _segments(view, program.segments, parts, file_kind)
+    return ProgramFile(program, segments)
 
 
 def read_data(data: Bytes) -> DataFile:
@@ -83,14 +83,15 @@ def read_data(data: Bytes) -> DataFile:
     """
     view = memoryview(data).cast("B")
     file_kind = ".ptd file"
-    size, base, extent = _places(view, DATA_MAGIC, "<8xQQQ", file_kind)
+    parts = _find_parts(view, DATA_MAGIC, "<8xQQQ", file_kind)
+    flatbuffer = view[: parts.flatbuffer_size]
     table: FlatTensor = Unpacker().table(
-        FlatTensor, root(view[:size], flat_tensor.IDENTIFIER, file_kind)
+        FlatTensor, root(flatbuffer, flat_tensor.IDENTIFIER, file_kind)
     )
     if table.version != flat_tensor.VERSION:
         why = f"its version is {table.version}; only {flat_tensor.VERSION} is supported"
         raise damaged(file_kind, why)
-    segments = _segments(view, table.segments, base, extent, file_kind)
+    segments = _segments(view, table.segments, parts, file_kind)
     for named in table.named_data:
         if named.segment_index >= len(segments):
             raise damaged(
@@ -101,7 +102,7 @@ def read_data(data: Bytes) -> DataFile:
     return DataFile(table, segments)
 
 
-class _Places(NamedTuple):
+class _FileParts(NamedTuple):
     """The parts of a file, in bytes."""
 
     flatbuffer_size: int
@@ -109,40 +110,51 @@ class _Places(NamedTuple):
     segments_size: int
 
 
-def _places(view: memoryview, magic: bytes, form: str, file_kind: str) -> _Places:
-    """Return the parts of a file. A file without a header has no segments."""
-    length = 8 + struct.calcsize(form)
-    if len(view) < _HEADER + length or bytes(view[_HEADER : _HEADER + 4]) != magic:
-        return _Places(len(view), len(view), 0)
+def _find_parts(
+    view: memoryview, magic: bytes, form: str, file_kind: str
+) -> _FileParts:
+    """Return the parts of a file. A file without a header has no segments.
+
+    A header has ``magic``, its own size, and in ``form`` the fields of ``_FileParts``.
+    """
+    least_size = 8 + struct.calcsize(form)
+    if len(view) < _HEADER + least_size or bytes(view[_HEADER : _HEADER + 4]) != magic:
+        return _FileParts(len(view), len(view), 0)
     header_size = struct.unpack_from("<I", view, _HEADER + 4)[0]
-    size, base, extent = struct.unpack_from(form, view, _HEADER + 8)
-    if header_size < length:
+    size, base, segments_size = struct.unpack_from(form, view, _HEADER + 8)
+    if header_size < least_size:
         raise damaged(
-            file_kind, f"its header has {header_size} bytes; it needs at least {length}"
+            file_kind,
+            f"its header has {header_size} bytes; it needs at least {least_size}",
         )
-    end = base + extent
+    end = base + segments_size
     if size > len(view) or (base and (base < size or end > len(view))):
         raise damaged(
             file_kind,
             f"its header declares {size} bytes and segments up to byte {end}; the file"
             f" has {len(view)} bytes",
         )
-    return _Places(size, base or size, extent if base else 0)
+    if not base:
+        return _FileParts(size, size, 0)
+    return _FileParts(size, base, segments_size)
 
 
 def _segments(
     view: memoryview,
-    listed: Sequence[DataSegment],
-    base: int,
-    extent: int,
+    table: Sequence[DataSegment],
+    parts: _FileParts,
     file_kind: str,
 ) -> tuple[memoryview, ...]:
-    for number, segment in enumerate(listed):
-        if segment.offset + segment.size > extent:
+    """Return the bytes of each segment in the file's table of segments."""
+    found = []
+    for number, segment in enumerate(table):
+        if segment.offset + segment.size > parts.segments_size:
             raise damaged(
                 file_kind, f"segment {number} reaches beyond the end of the segments"
             )
-    return tuple(view[base + s.offset : base + s.offset + s.size] for s in listed)
+        start = parts.segments_start + segment.offset
+        found.append(view[start : start + segment.size])
+    return tuple(found)
 
 
 def named_segments(file: ProgramFile) -> dict[str, memoryview]:
@@ -155,9 +167,9 @@ def named_segments(file: ProgramFile) -> dict[str, memoryview]:
 
 def blob_of(file: ProgramFile, delegate: BackendDelegate) -> bytes | memoryview:
     """Return the blob of a delegate."""
-    place = delegate.processed
-    assert place is not None
-    if place.location == pte_tables.BlobLocation.SEGMENT:
-        return file.segments[place.index]
-    inline: bytes = file.program.backend_delegate_data[place.index].data
+    reference = delegate.processed
+    assert reference is not None
+    if reference.location == pte_tables.BlobLocation.SEGMENT:
+        return file.segments[reference.index]
+    inline: bytes = file.program.backend_delegate_data[reference.index].data
     return inline

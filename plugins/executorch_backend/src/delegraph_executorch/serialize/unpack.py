@@ -23,7 +23,7 @@ from ..program.schema import (
     fields_of,
 )
 
-_DTYPES = {
+_NUMPY_TYPES = {
     "b": "i1",
     "B": "u1",
     "?": "u1",
@@ -33,13 +33,14 @@ _DTYPES = {
     "Q": "<u8",
     "d": "<f8",
 }
+"""``struct`` letter of a number -> its type in numpy, little-endian."""
 
 
 class Unpacker:
     """Reads tables.
 
-    A table at the same position is read once per class, so shared tables cost no
-    memory.
+    A file may refer to a table several times. It is read once for each class, so a small
+    hostile file cannot take much memory.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class Unpacker:
         return self._known[key]
 
     def _field(self, field: Field, table: Table) -> Any:
+        """Return the value of a field."""
         kind = field.kind
         if isinstance(kind, Scalar):
             return _scalar(field, kind, table)
@@ -65,11 +67,12 @@ class Unpacker:
         return self._referred(field, kind, table)
 
     def _referred(self, field: Field, kind: Kind, table: Table) -> Any:
+        """Return a value that the table refers to: a string, table or vector."""
         if isinstance(kind, Text):
             return table.string(field.id, field.name)
         if isinstance(kind, Sub):
-            below = table.table(field.id, field.name)
-            return None if below is None else self.table(kind.cls, below)
+            inner = table.table(field.id, field.name)
+            return None if inner is None else self.table(kind.cls, inner)
         assert isinstance(kind, (Numbers, Tables))
         # Runtimes read the vector without checking that it is present.
         if not kind.optional and not table.scalar(field.id, "I"):
@@ -77,24 +80,27 @@ class Unpacker:
         if isinstance(kind, Numbers):
             return _numbers(field, kind, table)
         return tuple(
-            self.table(kind.cls, below)
-            for below in table.each_table(field.id, field.name)
+            self.table(kind.cls, inner)
+            for inner in table.each_table(field.id, field.name)
         )
 
     def _union(self, field: Field, kind: Either, table: Table) -> Any:
+        """Return the table of a union; None if it is absent."""
         number = table.scalar(field.id, "B")
         if number > len(kind.members):
             raise table.damaged(
                 f"{field.name} is of kind {number}, which is not in the schema"
             )
-        below = table.table(field.id + 1, field.name)
-        if number == 0 or below is None:
+        inner = table.table(field.id + 1, field.name)
+        if number == 0 or inner is None:
             return None
-        return self.table(kind.members[number - 1], below)
+        return self.table(kind.members[number - 1], inner)
 
 
 def _scalar(field: Field, kind: Scalar, table: Table) -> Any:
+    """Return a number; FormatError if it is none of an enumeration's values."""
     if kind.form == "d":
+        # ``Table.scalar`` reads integers only
         default = struct.unpack("<q", struct.pack("<d", kind.default))[0]
         bits = table.scalar(field.id, "q", default)
         return struct.unpack("<d", struct.pack("<q", bits))[0]
@@ -107,9 +113,10 @@ def _scalar(field: Field, kind: Scalar, table: Table) -> Any:
 
 
 def _numbers(field: Field, kind: Numbers, table: Table) -> Any:
+    """Return a vector of numbers as a tuple, or as bytes if it is ``raw``."""
     if kind.raw:
         return table.copied(field.id, field.name)
-    listed = table.numbers(field.id, _DTYPES[kind.form], field.name)
+    listed = table.numbers(field.id, _NUMPY_TYPES[kind.form], field.name)
     if kind.form == "?":
         if any(v > 1 for v in listed):
             raise table.damaged(f"{field.name} has a bool other than 0 and 1")

@@ -6,23 +6,32 @@ Files that ExecuTorch wrote have these numbers only in the blobs.
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from delegraph.errors import FormatError
 from delegraph_engines.flatbuffer import root
 
 BACKEND_ID = "XnnpackBackend"
 HEADER = struct.Struct("<4s4sHIIIQ")
-"""Zeros, magic, length of the header, offset and size of flatbuffer, then of constants.
+"""Zeros, magic, size of the header, then offset and size of the flatbuffer and of the
+constants.
 """
 _INPUTS = 4
 _OUTPUTS = 5
 """The fields of the root table that list inputs and outputs."""
 
 
-def blob_arguments(blob: memoryview) -> tuple[int, int] | None:
-    """Return the numbers of inputs and outputs of a blob.
+class ArgumentCounts(NamedTuple):
+    """The number of inputs and outputs of a blob."""
 
-    None for a blob that cannot be read: XNNPACK refuses it later.
+    inputs: int
+    outputs: int
+
+
+def blob_arguments(blob: memoryview) -> ArgumentCounts | None:
+    """Return the number of inputs and outputs of a blob.
+
+    Return None for a blob that cannot be read: XNNPACK refuses it later.
     """
     if len(blob) < HEADER.size:
         return None
@@ -33,6 +42,6 @@ def blob_arguments(blob: memoryview) -> tuple[int, int] | None:
         graph = root(blob[start : start + size], "XN01", "blob of XNNPACK")
         inputs = graph.numbers(_INPUTS, "<u4", "inputs")
         outputs = graph.numbers(_OUTPUTS, "<u4", "outputs")
-        return len(inputs), len(outputs)
+        return ArgumentCounts(len(inputs), len(outputs))
     except FormatError:
         return None
