@@ -94,35 +94,6 @@ class Grid:
         return t.add(from_low, low)
 
 
-def sampled(
-    t: Tosa, input: Value, grid: Value, mode: int, padding: int, corners: bool
-) -> Value:
-    """input [N,C,*S], grid [N,*S',axes] -> [N,C,*S']; computed in fp32"""
-    _, channels, *sizes = input.shape
-    n, *out_sizes, axes = grid.shape
-    g = Grid(t, sizes, padding, corners)
-    # grid [N,*S',axes] -> a place [N,P] along each axis, where P is the number of
-    # outputs
-    rows = converted(t, grid, DType.FP32)
-    rows = t.reshape(rows, (n, math.prod(out_sizes), axes))
-    places = []
-    for axis, size in enumerate(g.sizes):
-        coordinate = _column(t, rows, axis)
-        places.append(g.place(coordinate, size))
-    # input [N,C,*S] -> [N,K,C], as GATHER takes it: all K elements of an image,
-    # channels last
-    values = converted(t, input, DType.FP32)
-    values = t.transpose(values, channels_last(input.rank))
-    values = t.reshape(values, (n, math.prod(sizes), channels))
-    # y [N,P,C] -> [N,C,*S']
-    taps = []
-    for place, size in zip(places, g.sizes, strict=True):
-        taps.append(_taps(g, place, size, mode))
-    y = _weighted_sum(g, values, taps)
-    y = t.reshape(y, (n, *out_sizes, channels))
-    return converted(t, t.transpose(y, channels_first(y.rank)), input.dtype)
-
-
 def _column(t: Tosa, grid: Value, axis: int) -> Value:
     """Return the coordinates of one axis: grid [N,P,axes] -> [N,P]."""
     n, places, _ = grid.shape
@@ -294,6 +265,25 @@ def grid_sampler(
 ) -> Value:
     """input [N,C,*S], grid [N,*S',axes] from -1 to 1 -> [N,C,*S']
 
-    The grid has the last axis first.
+    The grid has the last axis first. The result is computed in fp32.
     """
-    return sampled(t, input, grid, interpolation_mode, padding_mode, align_corners)
+    _, channels, *sizes = input.shape
+    n, *out_sizes, axes = grid.shape
+    g = Grid(t, sizes, padding_mode, align_corners)
+    # grid [N,*S',axes] -> a place [N,P] along each axis, where P is the number of
+    # outputs
+    rows = converted(t, grid, DType.FP32)
+    rows = t.reshape(rows, (n, math.prod(out_sizes), axes))
+    taps = []
+    for axis, size in enumerate(g.sizes):
+        place = g.place(_column(t, rows, axis), size)
+        taps.append(_taps(g, place, size, interpolation_mode))
+    # input [N,C,*S] -> [N,K,C], as GATHER takes it: all K elements of an image,
+    # channels last
+    values = converted(t, input, DType.FP32)
+    values = t.transpose(values, channels_last(input.rank))
+    values = t.reshape(values, (n, math.prod(sizes), channels))
+    # y [N,P,C] -> [N,C,*S']
+    y = _weighted_sum(g, values, taps)
+    y = t.reshape(y, (n, *out_sizes, channels))
+    return converted(t, t.transpose(y, channels_first(y.rank)), input.dtype)

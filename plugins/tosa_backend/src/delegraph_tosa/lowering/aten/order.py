@@ -170,8 +170,8 @@ def _running_extremes(t: Tosa, x: Value, dim: int, largest: bool) -> Selected:
         best = scanned(t, wide, axis, t.minimum, highest)
     is_best = _equal_or_nan(t, wide, best)
     positions = numbers_along(t, size, axis, x.rank)
-    # the extreme changed, or was found again, at the last position that equals it:
-    # x = [5, 3, 5, 4] -> best = [5, 5, 5, 5] -> [0, 0, 2, 0] -> [0, 0, 2, 2]
+    # the index is the last position so far at which x equals the extreme: for a maximum
+    # of [5, 3, 5, 4], the own positions [0, 0, 2, 0] become [0, 0, 2, 2]
     own_position = t.select(is_best, positions, 0)
     index = scanned(t, own_position, axis, t.maximum, 0)
     return Selected(converted(t, best, x.dtype), index)
@@ -258,9 +258,9 @@ def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
         remaining = t.select(is_left_out, t.like(last, wide), wide)
         extreme = _reduce_extreme(t, remaining, 1, largest=descending)
         is_extreme = t.equal(wide, extreme)
-        # The element with the smallest key comes next. Elements in ``first`` have the
-        # keys position - size, which are negative, those in ``second`` position, all
-        # others size.
+        # The element with the smallest key comes next. The key of an element in
+        # ``first`` is position - size, a negative number. In ``second``, it is the
+        # position. All others have the key size.
         first = nan if descending else is_extreme
         second = is_extreme if descending else nan
         key_in_first = t.sub(position, size)

@@ -263,7 +263,10 @@ def max_unpool(
     stride: Sequence[int] = (),
     padding: Sequence[int] = (),
 ) -> Value:
-    """self [N,C,*S'], flat indices in S -> [N,C,*S], or without N"""
+    """self [N,C,*S'], flat indices in S -> [N,C,*S], or without N; output_size is S
+
+    The indices have the whole information: stride and padding have no effect.
+    """
     # overlapping windows may name a position twice, with the same element: "amax" keeps
     # it, where a sum would double it
     lead = self.shape[: -len(output_size)]
