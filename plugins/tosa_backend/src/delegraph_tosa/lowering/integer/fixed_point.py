@@ -27,7 +27,7 @@ Each one roughly squares the error.
 """
 
 
-class Normalized(NamedTuple):
+class MantissaAndShift(NamedTuple):
     """A result as ``mantissa``, which is Q29 between 1 and 2, and ``shift``.
 
     A product of n and the result is computed as (n << shift) * mantissa, divided by a
@@ -38,7 +38,7 @@ class Normalized(NamedTuple):
     shift: Value
 
 
-def reciprocal(t: Tosa, x: Value, iterations: int = ITERATIONS) -> Normalized:
+def reciprocal(t: Tosa, x: Value, iterations: int = ITERATIONS) -> MantissaAndShift:
     """Return 1 / x for x int32 > 0, as a mantissa and a shift.
 
     n / x is (n << shift) * mantissa / 2**(31 + 29). With two ``iterations`` the relative error is below 2e-5.
@@ -55,10 +55,10 @@ def reciprocal(t: Tosa, x: Value, iterations: int = ITERATIONS) -> Normalized:
         product = t.mul(m, y, shift=31)
         correction = t.sub(_in_q29(2), product)
         y = t.mul(y, correction, shift=FRACTION)
-    return Normalized(y, shift)
+    return MantissaAndShift(y, shift)
 
 
-def inverse_root(t: Tosa, x: Value) -> Normalized:
+def inverse_root(t: Tosa, x: Value) -> MantissaAndShift:
     """Return 1 / sqrt(x) for int32 x > 0, as a mantissa and a shift.
 
     n / sqrt(x) is (n << shift) * mantissa / 2**(15.5 + 29).
@@ -80,7 +80,7 @@ def inverse_root(t: Tosa, x: Value) -> Normalized:
         half = t.mul(m, square, shift=32)
         correction = t.sub(_in_q29(1.5), half)
         y = t.mul(y, correction, shift=FRACTION)
-    return Normalized(y, shift)
+    return MantissaAndShift(y, shift)
 
 
 def _in_q29(number: float) -> int:

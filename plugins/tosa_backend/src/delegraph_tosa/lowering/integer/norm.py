@@ -19,8 +19,7 @@ from ..lazy.quantization import Quantization, Scale
 from ..ranges.value_ranges import range_of
 from ..registry import lowers
 from .affine import affine, convolved, multiply_add
-from .fixed_point import FRACTION, inverse_root
-from .fixed_point import Normalized as RowFactor
+from .fixed_point import FRACTION, MantissaAndShift, inverse_root
 
 aten = torch.ops.aten
 
@@ -38,7 +37,7 @@ class Normalized(NamedTuple):
     """
 
     c: Value
-    inverse: RowFactor
+    inverse: MantissaAndShift
     left: int
     scale: Scale
     is_bounded: bool

@@ -153,8 +153,7 @@ class Templates:
 
     def apply(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """Return the result of a call, copied from its template or made by its rule."""
-        operands: dict[Value, int] = {}
-        template = self._template_for(rule, node, arguments, operands)
+        template, operands = self._template_for(rule, node, arguments)
         if template is None:
             return apply(t, rule, node, arguments)
         return template.copy(t, operands)
@@ -166,31 +165,33 @@ class Templates:
         template's own result, and no operators are copied. If the rule returns an
         operand, the result is the operand of this call.
         """
-        operands: dict[Value, int] = {}
-        template = self._template_for(rule, node, arguments, operands)
+        template, operands = self._template_for(rule, node, arguments)
         if template is None:
             return apply(t, rule, node, arguments)
         return template.outline(operands)
 
     def _template_for(
-        self, rule: Rule, node: Node, arguments: list[Any], operands: dict[Value, int]
-    ) -> Template | None:
-        """Return the template for a call, made if it is new.
+        self, rule: Rule, node: Node, arguments: list[Any]
+    ) -> tuple[Template | None, list[Value]]:
+        """Return the template for a call, made if it is new, and the call's operands.
 
-        None if the call cannot have one. ``operands`` is filled with the values among
-        the arguments, each mapped to its number: 0, 1, .. in their order.
+        The template is None if the call cannot have one.
         """
-        # ``_key`` adds to ``operands``
-        key = (rule.function, *[_key(a, operands) for a in arguments])
+        # operand -> its number: 0, 1, ..; ``_key`` adds them
+        numbers: dict[Value, int] = {}
+        key = (rule.function, *[_key(a, numbers) for a in arguments])
+        operands = list(numbers)
         if not all(_is_known_by_type(value) for value in operands):
-            return None
+            return None, operands
         template = self._known.get(key)
         if template is None:
-            template = self._make(rule, node, arguments, list(operands))
+            template = self._make(rule, node, arguments, operands)
             if len(self._known) >= MOST:
                 self._known.clear()
             self._known[key] = template
-        return template if template.is_usable else None
+        if not template.is_usable:
+            return None, operands
+        return template, operands
 
     def _make(
         self, rule: Rule, node: Node, arguments: list[Any], operands: Sequence[Value]
@@ -227,18 +228,18 @@ def _is_known_by_type(value: Value) -> bool:
     return type(value) is Value and value.dtype in COPIED and not has_range
 
 
-def _key(argument: Any, operands: dict[Value, int]) -> Hashable:
+def _key(argument: Any, numbers: dict[Value, int]) -> Hashable:
     """Return an argument as part of a template's key.
 
-    Operands are numbered, so that ``x * x`` and ``x * y`` differ. A number has its type
-    and text in the key: in Python 1, 1.0 and True are equal, and 0.0 and -0.0, but not
-    for rules.
+    Operands are numbered in ``numbers``, so that ``x * x`` and ``x * y`` differ. A
+    Python number has its type and text in the key: in Python 1, 1.0 and True are equal,
+    and 0.0 and -0.0, but not for rules.
     """
     if isinstance(argument, Value):
-        number = operands.setdefault(argument, len(operands))
+        number = numbers.setdefault(argument, len(numbers))
         return argument.type, argument.constant is None, number
     if isinstance(argument, (list, tuple)):
-        return tuple([_key(a, operands) for a in argument])
+        return tuple([_key(a, numbers) for a in argument])
     if isinstance(argument, float):
         return float, repr(argument)
     return type(argument), argument
