@@ -18,7 +18,7 @@ from delegraph_programs import user_inputs
 from torch.export import ExportedProgram
 
 from .borders import quantization_of
-from .ir.graph import Graph, Operator
+from .ir.graph import Graph, Operator, Value
 from .lowering import Origin, Tosa, lower_program
 from .lowering.ranges.bounds import bounds_of
 from .lowering.registry import indexes_of
@@ -45,12 +45,12 @@ class TOSABackend(BackendDetails):
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
         """Return "" if a file depends only on program and compile specs, else None.
 
-        Source locations and debug files also depend on this machine.
+        Source locations and debug files also depend on local paths.
         """
         options = Options.parse(compile_specs)
-        return (
-            None if options.locations or options.debug_artifact_path is not None else ""
-        )
+        if options.locations or options.debug_artifact_path is not None:
+            return None
+        return ""
 
     @staticmethod
     def preprocess(
@@ -68,9 +68,8 @@ class TOSABackend(BackendDetails):
         quantization = quantization_of(edge_program)
         trailer = b""
         if options.metadata:
-            trailer = quantization.trailer(graph) + _ranges_of_indices(
-                edge_program, graph
-            )
+            trailer = quantization.trailer(graph)
+            trailer += _ranges_of_indices(edge_program, graph)
         file = TosaFile(
             graph, options.spec, locations=options.locations, trailer=trailer
         )
@@ -115,7 +114,10 @@ def _compiled(program: ExportedProgram, options: Options) -> Graph:
 
 
 def _finished(graph: Graph, options: Options) -> Graph:
-    """Order the graph's inputs, run the passes, validate it and name its results."""
+    """Return the graph in its final form.
+
+    Orders its inputs, runs the passes, validates it and names its results.
+    """
     graph.inputs = [
         graph.inputs[position] for position in options.ordered(graph.inputs)
     ]
@@ -142,12 +144,12 @@ def _name_results(graph: Graph) -> None:
 
 
 def _needs(graph: Graph, spec: TosaSpec) -> str:
-    """Return the smallest target that takes the file: its profiles and extensions."""
+    """Return the profiles and extensions of the smallest target for the file."""
     if spec.version < (1, 0):
-        return "+".join(
-            TosaSpec(spec.version, *required(graph, spec.version)).profile_names
-        )
-    return str(required_target(graph)[1])
+        target = TosaSpec(spec.version, *required(graph, spec.version))
+        return "+".join(target.profile_names)
+    _, requirement = required_target(graph)
+    return str(requirement)
 
 
 def _debug_handles(numbers: Mapping[Operator, int]) -> dict[Any, tuple[int, ...]]:
@@ -173,11 +175,14 @@ def _partial(operators: list[Operator]) -> Graph:
 
     Operands without a producer are its inputs, unused results its outputs.
     """
-    used = dict.fromkeys(value for operator in operators for value in operator.inputs)
+    used: dict[Value, None] = {}
+    results: list[Value] = []
+    for operator in operators:
+        used.update(dict.fromkeys(operator.inputs))
+        results += operator.outputs
     inputs = [
         value for value in used if value.producer is None and value.constant is None
     ]
-    results = [value for operator in operators for value in operator.outputs]
     unused = [value for value in results if value not in used]
     return Graph(inputs, unused, operators)
 
@@ -205,6 +210,7 @@ def _dump(
 
 
 def _write(file: TosaFile, path: Path) -> None:
+    """Write a file, and create its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

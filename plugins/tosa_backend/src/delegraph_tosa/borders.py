@@ -1,6 +1,7 @@
 """Changes the inputs and outputs of programs: integers for floats, channels last.
 
-Also finds the quantization of inputs and outputs.
+Also finds the quantization of inputs and outputs. The borders of a program are its
+inputs and outputs.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ def integer_borders(program: ExportedProgram) -> ExportedProgram:
 
     A transform for ``delegraph.lower``. It changes ``program`` in place.
     """
-    inputs = [node for node in user_inputs(program) if _take_integers(node)]
+    changed_inputs = [
+        node for node in user_inputs(program) if _change_to_integers(node)
+    ]
     values: Any = output_node(program.graph).args[0]
     pairs = list(zip(program.graph_signature.output_specs, values, strict=True))
     kept = [
         value.args[0] if _is_dequantized(spec, value) else value
         for spec, value in pairs
     ]
-    if not inputs and kept == list(values):
+    if not changed_inputs and kept == list(values):
         text = (
             "integer_borders: the program quantizes none of its inputs and dequantizes"
             " none of its results"
@@ -82,8 +85,11 @@ def _with_results(program: ExportedProgram, values: Sequence[Any]) -> ExportedPr
     )
 
 
-def _take_integers(node: Node) -> bool:
-    """Make a placeholder an integer input if all users quantize it in the same way."""
+def _change_to_integers(node: Node) -> bool:
+    """Make a placeholder an integer input if all users quantize it in the same way.
+
+    Returns whether it was changed.
+    """
     users = list(node.users)
     if not users or any(
         str(u.target) != QUANTIZE or u.args[1:] != users[0].args[1:] for u in users
@@ -97,6 +103,7 @@ def _take_integers(node: Node) -> bool:
 
 
 def _is_dequantized(spec: OutputSpec, value: Any) -> bool:
+    """Return whether an output that the user gets is dequantized."""
     return (
         spec.kind is OutputKind.USER_OUTPUT
         and isinstance(value, Node)
@@ -123,14 +130,14 @@ def channels_last_borders(
     Unsupported if no tensor can change.
     """
     signature = program.graph_signature
-    given = {node.name: node for node in user_inputs(program)}
+    inputs_by_name = {node.name: node for node in user_inputs(program)}
     specs = signature.output_specs
     returned = [
         k for k, spec in enumerate(specs) if spec.kind is OutputKind.USER_OUTPUT
     ]
     values = output_values(program)
     results = {position: values[k] for position, k in enumerate(returned)}
-    names = _chosen("input", given, inputs)
+    names = _chosen("input", inputs_by_name, inputs)
     moved = {returned[position] for position in _chosen("output", results, outputs)}
     if not names and not moved:
         text = (
@@ -144,9 +151,9 @@ def channels_last_borders(
         if spec.kind is OutputKind.USER_INPUT_MUTATION and spec.target in names
     }
     for name in names:
-        _take_channels_last(given[name])
-    # Read the outputs again: a returned input is now the permuted value, channels
-    # first.
+        _take_channels_last(inputs_by_name[name])
+    # read the outputs again: a returned input is now the permuted value, with its
+    # channels first
     kept = [
         _with_channels_last(value) if k in moved else value
         for k, value in enumerate(output_values(program))
@@ -161,14 +168,10 @@ def _chosen(
 
     Other ranks have no channels-last format in torch.
     """
-    vals = {
-        key: value.meta.get("val") if isinstance(value, Node) else None
-        for key, value in values.items()
-    }
-    ranks = {
-        key: val.dim() if isinstance(val, torch.Tensor) else 0
-        for key, val in vals.items()
-    }
+    ranks: dict[Any, int] = {}
+    for key, value in values.items():
+        val = value.meta.get("val") if isinstance(value, Node) else None
+        ranks[key] = val.dim() if isinstance(val, torch.Tensor) else 0
     if keys is None:
         return [key for key, rank in ranks.items() if rank in (4, 5)]
     if isinstance(keys, str) or not isinstance(keys, Collection):
@@ -215,7 +218,7 @@ def _take_channels_last(node: Node) -> None:
 def _with_channels_last(value: Node) -> Node:
     """Return a result with its channels last.
 
-    They are permuted before it is quantized.
+    If the result is quantized or dequantized, the permutation comes before that.
     """
     after = value.meta["val"]
     after = after.new_empty([after.shape[dim] for dim in _channels_last(after)])
@@ -236,7 +239,7 @@ def _permuted(value: Node, order: Sequence[int], like: torch.Tensor) -> Node:
     """Permute the dimensions of ``value``, with the strides of ``like`` in memory."""
     moved = value.graph.call_function(aten.permute.default, (value, list(order)))
     moved.meta["val"] = value.meta["val"].permute(order)
-    # Compared as text: comparing symbolic sizes would add guards.
+    # compared as text, because comparing symbolic sizes would add guards
     if list(map(str, moved.meta["val"].stride())) != list(map(str, like.stride())):
         moved = value.graph.call_function(
             aten.clone.default, (moved,), {"memory_format": torch.contiguous_format}
@@ -246,7 +249,7 @@ def _permuted(value: Node, order: Sequence[int], like: torch.Tensor) -> Node:
 
 
 def _channels_last(val: torch.Tensor) -> list[int]:
-    """Return the channels-first dimensions in the order of the channels-last format."""
+    """Return the permutation from channels first to channels last: (0,2,3,1)."""
     return [0, *range(2, val.dim()), 1]
 
 
@@ -295,6 +298,7 @@ def quantization_of(program: ExportedProgram) -> BorderQuantization:
 
 
 def _parameters(call: Node) -> QuantizationParameters:
+    """Return the parameters of a quantize or dequantize call."""
     _, scale, zero_point, _, _, dtype, *_ = call.args
     return QuantizationParameters(
         str(dtype).removeprefix("torch."),

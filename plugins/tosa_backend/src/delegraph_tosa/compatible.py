@@ -1,4 +1,4 @@
-"""Finds out from the version in its header if this host can run a TOSA file."""
+"""Decides by the version in its header whether this host can run a TOSA file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def compatible(
 ) -> Compatibility | None:
     """Decide by the TOSA version of the file whether this host can run it.
 
-    Returns None if the version lies beyond ``header``, as in files of other producers.
+    Returns None if ``header``, the beginning of the file, does not contain the version,
+    as for some files of other producers.
     """
     if device not in DEVICES:
         return Compatibility(
@@ -37,8 +38,10 @@ def compatible(
     except OptionError as e:
         return Compatibility("cannot", e.message)
     except FormatError as e:
-        is_whole = data is header.beginning and header.size <= len(data)
-        is_other = data is header.beginning and data[4:8] != IDENTIFIER.encode()
+        # the file is complete, or is no TOSA file: more bytes would not help
+        is_file = data is header.beginning
+        is_whole = is_file and header.size <= len(data)
+        is_other = is_file and data[4:8] != IDENTIFIER.encode()
         return Compatibility("cannot", e.message) if is_whole or is_other else None
     text = f"{version[0]}.{version[1]}"
     if version not in _RUNS:

@@ -58,11 +58,11 @@ ELIDED = 16
 ADDRESSABLE = 1 << 47
 """Size in bytes of a 64-bit processor's address space."""
 MAX_ITERATIONS = 100_000
-"""Default limit of loop iterations in ``run``: some seconds with small loop bodies."""
+"""Default limit of loop iterations in ``run``: some seconds if bodies are small."""
 _VERSIONS = {"1.1": " (TOSA 1.1, a draft)", "0.80": " (TOSA 0.80)"}
 """Text after the profiles for versions other than 1.0."""
-_LISTED = 8
-"""Number of input names that an error lists."""
+_MOST_LISTED = 8
+"""The most input names that an error lists."""
 _NEXT_SOURCE = re.compile(r" and (?=\w+ = )")
 """Separates the sources of an operator that was made from several calls."""
 _SOURCE = re.compile(
@@ -133,6 +133,7 @@ class TosaInspection:
         ]
 
     def _quantized(self) -> list[str]:
+        """Return a line for each quantized input and output."""
         border = [*self.quantization.inputs.items(), *self.quantization.outputs.items()]
         return [
             f"quantized: %{name}: {parameters}"
@@ -247,7 +248,7 @@ class TosaFormat(DelegateFormat):
 
     @staticmethod
     def summarize(path: Path) -> Summary:
-        """Return a summary of one screen."""
+        """Return a summary that fits on one screen."""
         data = _content(path)
         graph = read(data)
         summary = summarize(
@@ -261,15 +262,15 @@ class TosaFormat(DelegateFormat):
     @staticmethod
     def page(path: Path) -> str:
         """Return the statistics and the graph as one HTML page without links."""
-        facts = [
-            tuple(line.partition(": ")[::2])
-            for line in TosaFormat.inspect(path).lines()
-        ]
+        facts: list[tuple[str, str]] = []
+        for line in TosaFormat.inspect(path).lines():
+            name, _, value = line.partition(": ")
+            facts.append((name, value))
         provided("delegraph_analysis.drawing:figure", "a page that shows a file")
-        # Imported late: the module needs delegraph_analysis.
+        # imported late: the module needs delegraph_analysis
         from .tools.html import page
 
-        return page(_graph(path), path.name, [(name, value) for name, value in facts])
+        return page(_graph(path), path.name, facts)
 
     @staticmethod
     def node_of(identifier: int) -> tuple[str, str]:
@@ -320,10 +321,11 @@ class TosaFormat(DelegateFormat):
             check_inputs(graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
             check_ranges(graph.inputs, inputs, ranges)
             results = evaluate(graph, inputs)
-        return [
-            (_name(k, v), _readable(r, v.dtype))
-            for k, (v, r) in enumerate(zip(graph.outputs, results, strict=True))
-        ]
+        outputs: list[tuple[str, Array]] = []
+        for value, result in zip(graph.outputs, results, strict=True):
+            name = value.name or f"output_{len(outputs)}"
+            outputs.append((name, _readable(result, value.dtype)))
+        return outputs
 
 
 def _in_order(
@@ -336,8 +338,8 @@ def _in_order(
     rest = names[len(args) :]
     for name in kwargs:
         if name not in rest:
-            inputs = [*names[:_LISTED]]
-            if len(names) > _LISTED:
+            inputs = [*names[:_MOST_LISTED]]
+            if len(names) > _MOST_LISTED:
                 inputs.append("...")
             listed = ", ".join(inputs) or "none"
             why = f"is none of the file's; inputs: {listed}"
@@ -351,9 +353,10 @@ def _in_order(
 
 
 def _origin(name: str, location: str | None) -> Origin:
-    """Return the sources of an operator from its location in the file.
+    """Return the origin of an operator ``name`` from its location in the file.
 
-    Other writers word locations differently; such a location is returned as it is.
+    Other writers write locations in other forms. Such a location is returned as a
+    whole.
     """
     sources = [
         _SOURCE.fullmatch(source) for source in _NEXT_SOURCE.split(location or "")
@@ -367,6 +370,7 @@ def _origin(name: str, location: str | None) -> Origin:
 
 
 def _graph(path: Path) -> Graph:
+    """Return the graph of a file."""
     return read(_content(path))
 
 
@@ -382,9 +386,9 @@ def _content(path: Path) -> bytes | memoryview:
 
 
 def _legal_graph(path: Path) -> Graph:
-    """Return the graph of a file. Raises InvalidGraph if no level makes it legal.
+    """Return the graph of a file. Raises InvalidGraph if it is not legal at any level.
 
-    Without this check, a kernel would fail with an error that looks like our defect.
+    Without this check, a kernel could fail with an error that looks like a defect here.
     """
     data = _content(path)
     graph = read(data)
@@ -394,9 +398,9 @@ def _legal_graph(path: Path) -> Graph:
 
 @contextmanager
 def _within_memory(graph: Graph) -> Iterator[None]:
-    """Raise Unsupported for a graph that needs more memory than there is.
+    """Raise Unsupported if the ``with`` block runs out of memory for ``graph``.
 
-    A small file can declare tensors of any size; that is not a defect of ours.
+    A small file can declare tensors of any size, which is no defect of this program.
     """
     needed = figures(graph).largest_live_bytes
     problem = Unsupported(
@@ -412,18 +416,17 @@ def _within_memory(graph: Graph) -> Iterator[None]:
 
 
 def _by_type(counted: dict[str, int]) -> str:
+    """Return bytes by element type as text."""
     return ", ".join(f"{count} {name}" for name, count in counted.items()) or "none"
 
 
 def _declared(value: Value) -> str:
+    """Return name and type of a value, with ``?`` for dynamic sizes."""
     return repr(value).replace(str(value.type), value.type.written)
 
 
-def _name(position: int, value: Value) -> str:
-    return value.name or f"output_{position}"
-
-
 def _readable(array: Array, dtype: DType) -> Array:
+    """Return elements as numbers: BF16 and block-scaled elements as float32."""
     if dtype is DType.BF16 or dtype in BLOCK_SCALED:
         return numbers_of(array, dtype)
     return array

@@ -30,7 +30,7 @@ class Options:
     ``debug_artifact_path``: a folder that gets a .tosa file of every partition, also if
     lowering fails. ``input_order``: the file's input i is input ``input_order[i]`` of
     the delegate. ``locations``: whether the file names the source of each operator,
-    with paths of this machine. ``metadata``: whether the file ends with the scales of
+    with local paths. ``metadata``: whether the file ends with the scales of
     quantized inputs and outputs. ``named_constants``: whether large constants become
     named data, stored once for all delegates. Such a blob is no .tosa file
     (``serialize/named_constants.py``).
@@ -70,7 +70,8 @@ class Options:
             )
         if "tosa_spec" not in given:
             raise _wrong("tosa_spec is missing: the target, like TOSA-1.0+FP+INT")
-        if flags := given.pop("compile_flags", ""):
+        flags = given.pop("compile_flags", "")
+        if flags:
             raise _wrong(f"compile_flags {flags!r}: TOSA has no compile flags")
         switches = {key: _switch(given, key) for key in SWITCHES}
         path = given.get("debug_artifact_path")
@@ -85,8 +86,9 @@ class Options:
         if self.input_order is not None:
             texts["input_order"] = ",".join(map(str, self.input_order))
         for key, default in SWITCHES.items():
-            if (value := getattr(self, key)) != default:
-                texts[key] = _WRITTEN[value]
+            value = getattr(self, key)
+            if value != default:
+                texts[key] = _TEXTS[value]
         return [CompileSpec(key, text.encode()) for key, text in texts.items()]
 
     def ordered(self, inputs: Sequence[object]) -> list[int]:
@@ -118,6 +120,7 @@ def filter_tosa_compile_specs(
 
 
 def _unique(compile_specs: Iterable[CompileSpec]) -> dict[str, str]:
+    """Return the texts of compile specs by key. Each key must be known and unique."""
     given: dict[str, str] = {}
     for spec in compile_specs:
         if spec.key not in KEYS:
@@ -129,23 +132,27 @@ def _unique(compile_specs: Iterable[CompileSpec]) -> dict[str, str]:
 
 
 def _text(spec: CompileSpec) -> str:
+    """Return the value of a compile spec as text."""
     try:
         return spec.value.decode()
     except UnicodeDecodeError as error:
         raise _wrong(f"{spec.key} is not utf-8: {error}") from error
 
 
-_WRITTEN = {True: "true", False: "false"}
+_TEXTS = {True: "true", False: "false"}
+"""The texts of on/off options."""
 
 
 def _switch(given: Mapping[str, str], key: str) -> bool:
-    text = given.get(key, _WRITTEN[SWITCHES[key]])
-    if text not in _WRITTEN.values():
+    """Return the value of an on/off option."""
+    text = given.get(key, _TEXTS[SWITCHES[key]])
+    if text not in _TEXTS.values():
         raise _wrong(f"{key} {text!r} must be 'true' or 'false'")
-    return text == _WRITTEN[True]
+    return text == _TEXTS[True]
 
 
 def _permutation(text: str) -> tuple[int, ...]:
+    """Return the permutation of a text such as ``1,0,2``."""
     try:
         order = tuple(int(entry) for entry in text.split(","))
     except ValueError:

@@ -1,6 +1,7 @@
 """``TOSAPartitioner`` gives TOSA the calls that its rules lower.
 
-The support check is a dry run of the rules, so check and lowering agree.
+The support check is a dry run of the rules, so check and lowering agree. A call is
+"accepted" if the target lowers it. The border of a partition is its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -77,20 +78,22 @@ class TOSASupport:
         """
         self._t = Tosa(spec)
         self._within = within
+        # calls that the target lowers
         self._accepted: set[Node] = set()
-        """Calls that the target lowers."""
+        # calls that fold to constants: each partition has its own copy
         self._copied: set[Node] = set()
-        """Calls that fold to constants: each partition has its own copy."""
+        # calls on constants only, which compilers fold even if the dry run does not
+        # know the elements
         self._of_constants: set[Node] = set()
-        """Calls on constants only.
-
-        Compilers fold them, even if the dry run does not know the elements.
-        """
+        # inputs of the program that are parameters, buffers or other constants
         self._weights: Collection[Node] = ()
         self._constant: Constants = lambda node: None
         self._has_sizes = False
+        # number of calls in the program
         self._calls = 0
-        self._run = self._exact = self._new_dry_run(())
+        # dry runs of the program: with casts at the border, and without
+        self._run = self._new_dry_run(())
+        self._exact = self._run
 
     def _new_dry_run(
         self,
@@ -113,7 +116,8 @@ class TOSASupport:
         self._has_sizes = bool(exported_program.range_constraints)
         self._calls = sum(n.op == "call_function" for n in exported_program.graph.nodes)
         self._mark_inputs(exported_program)
-        self._run = self._exact = self._new_dry_run(exported_program.graph.nodes)
+        self._run = self._new_dry_run(exported_program.graph.nodes)
+        self._exact = self._run
         if self._run.casts:
             self._exact = self._new_dry_run(exported_program.graph.nodes)
             self._exact.casts = {}
@@ -134,11 +138,10 @@ class TOSASupport:
             if node in bounds and isinstance(node.meta.get("val"), torch.Tensor):
                 node.meta[INDEXED] = [*bounds[node]]
         inputs = [n for n in user_inputs(program) if _is_int64(n.meta.get("val"))]
-        called = dict(_inputs_with_names(program)) if self._within else {}
+        names = dict(_inputs_with_names(program)) if self._within else {}
         for node in inputs:
-            within = self._within.get(
-                called.get(node, node.name), self._within.get(node.name)
-            )
+            name = names.get(node, node.name)
+            within = self._within.get(name, self._within.get(node.name))
             if within is not None:
                 node.meta[WITHIN] = [*within]
         if not self._t.spec.has_int64:
@@ -185,12 +188,12 @@ class TOSASupport:
         this in graph order.
         """
         operands = [_call(i) for i in node.all_input_nodes if i.op == "call_function"]
-        is_constant = _all_constant(self._run.values.get(node)) and all(
-            operand in self._copied for operand in operands
-        )
-        if is_constant:
-            self._copied.add(node)
-        return is_constant
+        if not self._copied.issuperset(operands):
+            return False
+        if not _all_constant(self._run.values.get(node)):
+            return False
+        self._copied.add(node)
+        return True
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
         """Return refusals that only a whole partition shows, or {} if it compiles.
@@ -204,14 +207,17 @@ class TOSASupport:
         found: dict[Node, str] = {}
         inputs = self._inputs(nodes, inside) if self._has_sizes else []
         run = alone or self._run
+        # values at the border so far
         taken = set[Any]()
         for node in nodes:
-            why = self._why_not_empty(node, inside) or (alone and alone.why_not(node))
-            arriving = (i for i in node.all_input_nodes if i not in inside)
-            taken.update(
-                value for i in arriving for value in _as_tuple(run.values.get(i))
-            )
-            why = why or self._why_not_result(run, node, inside, taken)
+            why = self._why_not_empty(node, inside)
+            if why is None and alone is not None:
+                why = alone.why_not(node)
+            for operand in node.all_input_nodes:
+                if operand not in inside:
+                    taken.update(_as_tuple(run.values.get(operand)))
+            if why is None:
+                why = self._why_not_result(run, node, inside, taken)
             if why is None and self._has_sizes:
                 unknown = why_unknown_sizes(inputs, _sizes(node))
                 why = unknown and unknown_size(unknown)
@@ -232,28 +238,27 @@ class TOSASupport:
         if len(inside) == self._calls:
             return None
         run = self._new_dry_run(nodes, self._range_in_program)
-        if (
-            self._has_sizes
-            or self._run.casts
-            or any(self._run.bounds.get(n) != run.bounds.get(n) for n in nodes)
-        ):
+        if self._has_sizes or self._run.casts:
             return run
-        seen = {
-            id(value) for n in nodes for value in _as_tuple(self._run.values.get(n))
-        }
-        operands = [i for n in nodes for i in n.all_input_nodes if i not in inside]
-        for node in dict.fromkeys(operands):
-            value = self._run.values.get(node)
-            if value is None or node in self._weights:
-                # A program input, or a constant that both interpretations read.
+        if any(self._run.bounds.get(n) != run.bounds.get(n) for n in nodes):
+            return run
+        # identities of values inside of the partition or at its border: a rule may see
+        # that two operands are the same value
+        seen: set[int] = set()
+        operands: dict[Node, None] = {}
+        for node in nodes:
+            seen.update(map(id, _as_tuple(self._run.values.get(node))))
+            outside = [i for i in node.all_input_nodes if i not in inside]
+            operands.update(dict.fromkeys(outside))
+        for operand in operands:
+            value = self._run.values.get(operand)
+            if value is None or operand in self._weights:
+                # an input of the program, or a constant that both dry runs read
                 continue
-            if (
-                type(value) is not Value
-                or id(value) in seen
-                or not _arrives_as(value, run, node)
-            ):
+            if type(value) is not Value or id(value) in seen:
                 return run
-            # Recorded because a rule may see that two operands are the same value.
+            if not _has_same_facts(value, run, operand):
+                return run
             seen.add(id(value))
         return None
 
@@ -270,8 +275,11 @@ class TOSASupport:
 
     def _inputs(self, nodes: Sequence[Node], inside: set[Node]) -> list[Value]:
         """Return the tensors that enter a partition, for the sizes in their shapes."""
-        values = []
-        for node in dict.fromkeys(i for n in nodes for i in n.all_input_nodes):
+        operands: dict[Node, None] = {}
+        for node in nodes:
+            operands.update(dict.fromkeys(node.all_input_nodes))
+        values: list[Value] = []
+        for node in operands:
             val = node.meta.get("val")
             arrives = node not in inside and node not in self._weights
             if arrives and isinstance(val, torch.Tensor):
@@ -317,15 +325,18 @@ class TOSASupport:
             v in taken or v.constant is not None for v in same
         )
         taken.update(same)
-        why = fact.why_not_result(self._t.spec) or self._why_no_bytes(value)
-        why = why or (self._why_no_copy(fact.type) if is_copied else None)
-        text = why and f"the result leaves the delegate: {why}"
-        return int64_result(text) if text and fact.type.dtype is DType.INT64 else text
+        why = fact.why_not_result(self._t.spec) or self._why_no_uint8(value)
+        if why is None and is_copied:
+            why = self._why_no_copy(fact.type)
+        if why is None:
+            return None
+        text = f"the result leaves the delegate: {why}"
+        return int64_result(text) if fact.type.dtype is DType.INT64 else text
 
-    def _why_no_bytes(self, value: Value) -> str | None:
-        """Return why uint8 cannot leave, or None.
+    def _why_no_uint8(self, value: Value) -> str | None:
+        """Return why ``value`` cannot leave as uint8, or None, also for other types.
 
-        A RESCALE makes it from int8; the target may lack that RESCALE.
+        A RESCALE makes uint8 from int8; the target may lack that RESCALE.
         """
         if not isinstance(value, Bytes):
             return None
@@ -341,8 +352,8 @@ class TOSASupport:
         """Return why the copy of a value cannot leave, or None.
 
         Values that enter, constants and values that already leave are copied by
-        IDENTITY. The target may lack IDENTITY for this type. An int64 is int32 unless
-        the target has int64.
+        IDENTITY, which the target may lack for this type. If the target has no int64,
+        int64 is int32.
         """
         if type.dtype is DType.INT64 and not self._t.spec.has_int64:
             type = Type(type.shape, DType.INT32)
@@ -355,7 +366,8 @@ class TOSASupport:
 
         Each partition that uses a constant has its own copy.
         """
-        if not _all_constant(value) or _call(node) not in self._copied:
+        is_copied = _all_constant(value) and _call(node) in self._copied
+        if not is_copied:
             return any(u not in inside for u in node.users)
         return not any(
             u.op == "call_function" and not self._is_refused(u) for u in node.users
@@ -366,8 +378,8 @@ class TOSASupport:
         return node.target is CALL_DELEGATE or _call(node) not in self._accepted
 
 
-def _arrives_as(value: Value, run: DryRun, node: Node) -> bool:
-    """Return whether ``node`` has the facts of ``value`` at the border of ``run``."""
+def _has_same_facts(value: Value, run: DryRun, node: Node) -> bool:
+    """Return whether ``run`` knows the same facts of ``node`` as of ``value``."""
     try:
         return Fact.of(run.value_of(node)) == Fact.of(value)
     except Unsupported:
@@ -389,11 +401,9 @@ def _sizes(node: Node) -> list[int]:
 
     Operands count because a linear layer reshapes them.
     """
-    vals = [
-        val
-        for one in (node, *node.all_input_nodes)
-        for val in pytree.tree_leaves(one.meta.get("val"))
-    ]
+    vals: list[Any] = []
+    for value in (node, *node.all_input_nodes):
+        vals += pytree.tree_leaves(value.meta.get("val"))
     sizes: list[Any] = []
     numbers: list[int] = []
     for val in vals:
@@ -408,8 +418,7 @@ def _all_constant(result: Result | float) -> bool:
 
     Each partition computes sizes from its own inputs.
     """
-    results = result if isinstance(result, tuple) else (result,)
-    present = [value for value in results if value is not None]
+    present = [value for value in _as_tuple(result) if value is not None]
     return bool(present) and all(
         not isinstance(value, Value) or value.constant is not None for value in present
     )
@@ -459,23 +468,22 @@ class TOSAPartitioner(CapabilityPartitioner):
 
     @property
     def spec(self) -> Mapping[str, TosaSpec]:
-        """The target, as ``spec``."""
+        """Return the target, under the key ``spec``."""
         return MappingProxyType({"spec": self._target})
 
     def check_settings(self, programs: Mapping[str, ExportedProgram]) -> None:
         """Raise OptionError if a name in ``int32_inputs`` is no int64 input."""
         if not self._within:
             return
-        inputs = [
-            pair
-            for program in programs.values()
-            for pair in _inputs_with_names(program)
-        ]
+        inputs: list[tuple[Node, str]] = []
+        for program in programs.values():
+            inputs += _inputs_with_names(program)
         dtypes: dict[str, torch.dtype] = {}
-        for node, called in inputs:
-            if isinstance(val := node.meta.get("val"), torch.Tensor):
+        for node, name in inputs:
+            val = node.meta.get("val")
+            if isinstance(val, torch.Tensor):
                 dtypes[node.name] = val.dtype
-                dtypes[called] = val.dtype
+                dtypes[name] = val.dtype
         int64 = {name for name, dtype in dtypes.items() if dtype is torch.int64}
         for name in self._within:
             if name not in int64:
@@ -486,7 +494,7 @@ class TOSAPartitioner(CapabilityPartitioner):
                 if name in dtypes:
                     text += f", but {str(dtypes[name]).removeprefix('torch.')}"
                 listed = dict.fromkeys(
-                    called for node, called in inputs if node.name in int64
+                    input_name for node, input_name in inputs if node.name in int64
                 )
                 raise OptionError(
                     "option-invalid",
@@ -505,11 +513,10 @@ class TOSAPartitioner(CapabilityPartitioner):
         _tag_variables(exported_program, self.spec["spec"])
         if self.spec["spec"].has_int64:
             return result
-        crossing = [
-            n for n in exported_program.graph.nodes if _is_int64(n.meta.get("val"))
-        ]
         result.boundary_types = {
-            n.name: getattr(torch, n.meta.get(BORDER_DTYPE, "int32")) for n in crossing
+            node.name: getattr(torch, node.meta.get(BORDER_DTYPE, "int32"))
+            for node in exported_program.graph.nodes
+            if _is_int64(node.meta.get("val"))
         }
         return result
 
@@ -573,6 +580,7 @@ def _has_floats(node: Node) -> bool:
 
 
 def _is_int64(val: Any) -> bool:
+    """Return whether ``val`` is a tensor of int64."""
     return isinstance(val, torch.Tensor) and val.dtype is torch.int64
 
 

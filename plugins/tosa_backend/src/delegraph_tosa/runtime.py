@@ -80,10 +80,10 @@ class TOSARuntime(BackendRuntime):
             seen: dict[Any, tuple[torch.Tensor, ...]] = {}
 
             def see(operator: Operator, results: Sequence[Array]) -> None:
-                if all(value.dtype in _SHOWN for value in operator.outputs):
+                if all(value.dtype in TORCH_DTYPES for value in operator.outputs):
                     pairs = zip(results, operator.outputs, strict=True)
                     seen[numbers.get(operator, -1)] = tuple(
-                        _shown(array, value) for array, value in pairs
+                        _copied_to_tensor(array, value) for array, value in pairs
                     )
 
             return loaded.observe(args, see), seen
@@ -169,18 +169,21 @@ class LoadedGraph:
             threading.Lock() if _has_variables(graph) else nullcontext()
         )
         self._variables: dict[str, Array] = {}
+        # int8 values that represent uint8
         self._unsigned = _unsigned(graph)
+        # memory of the constants
         self._constants = frozenset(
-            _root(array) for array in self.program.constants.values()
+            _memory_of(array) for array in self.program.constants.values()
         )
 
     def __call__(self, *args: torch.Tensor | Scalar) -> tuple[torch.Tensor, ...]:
+        """Run a call."""
         return self.observe(args, None)
 
     def observe(
         self, args: Sequence[torch.Tensor | Scalar], see: See | None
     ) -> tuple[torch.Tensor, ...]:
-        """Run a call; ``see`` receives the results of each operator."""
+        """Run a call; ``see`` is called with the results of each operator."""
         if self._order is not None:
             args = [args[position] for position in self._order]
         tensors = [_tensor(position, arg) for position, arg in enumerate(args)]
@@ -205,18 +208,15 @@ class LoadedGraph:
         Variables change only if the whole call succeeds. They share no memory with the
         caller's tensors.
         """
-        given = {_root(array) for array in inputs}
+        given = {_memory_of(array) for array in inputs}
         variables = dict(self._variables)
         outputs = self.program(inputs, variables, see)
         self._variables = {
             name: _in_own_memory(array, given) for name, array in variables.items()
         }
-        taken = (
-            self._constants
-            | given
-            | {_root(array) for array in self._variables.values()}
-        )
-        results = []
+        of_variables = {_memory_of(array) for array in self._variables.values()}
+        taken = self._constants | given | of_variables
+        results: list[torch.Tensor] = []
         for output, value in zip(outputs, self.program.graph.outputs, strict=True):
             result = torch.from_numpy(_in_own_memory(output, taken))
             if value.dtype in _AS_BITS:
@@ -224,15 +224,16 @@ class LoadedGraph:
             elif value in self._unsigned:
                 result = result.view(torch.uint8)
             results.append(result)
-            taken = taken | {_root(output)}
+            taken = taken | {_memory_of(output)}
         return tuple(results)
 
     def _array_dtype(self, dtype: torch.dtype, position: int) -> str:
         """Return the name of the array type for a tensor type.
 
-        Types that numpy or TOSA lack count as the type of their bits, where the input
-        has this type. Integers given for such an input keep another name, so that the
-        check refuses them: the caller does not mean bits.
+        If the input at ``position`` has a type that numpy lacks, such as bfloat16, a
+        tensor of this type counts as its bits, uint16. A tensor of integers does not:
+        it keeps a name that ``check_inputs`` refuses. In the same way, uint8 counts as
+        int8 for an input that represents uint8.
         """
         inputs = self.program.graph.inputs
         expected = inputs[position] if position < len(inputs) else None
@@ -247,10 +248,9 @@ class LoadedGraph:
 
 _AS_BITS = {dtype: known for dtype, known in TORCH_DTYPES.items() if known in BITS}
 """Maps element types that arrays hold as bits to their torch type."""
-_SHOWN = frozenset(TORCH_DTYPES)
 
 
-def _shown(array: Array, value: Value) -> torch.Tensor:
+def _copied_to_tensor(array: Array, value: Value) -> torch.Tensor:
     """Return a copy as a tensor. The array may be a view of memory that changes."""
     tensor = torch.from_numpy(np.array(array, order="C"))
     known = _AS_BITS.get(value.dtype)
@@ -258,9 +258,11 @@ def _shown(array: Array, value: Value) -> torch.Tensor:
 
 
 def _has_variables(graph: Graph) -> bool:
-    return any(
-        isinstance(op, VARIABLE) for g in graph.reachable() for op in g.operators
-    )
+    """Return whether the program or a graph of its control flow declares variables."""
+    for body in graph.reachable():
+        if any(isinstance(operator, VARIABLE) for operator in body.operators):
+            return True
+    return False
 
 
 _MOVES = (RESHAPE, TRANSPOSE, SLICE, CONCAT, TILE, REVERSE, IDENTITY)
@@ -270,8 +272,9 @@ _MOVES = (RESHAPE, TRANSPOSE, SLICE, CONCAT, TILE, REVERSE, IDENTITY)
 def _unsigned(graph: Graph) -> frozenset[Value]:
     """Return the int8 values that represent uint8.
 
-    An unsigned RESCALE marks its operand or result, and operators that only move
-    elements pass the mark on. Unused inputs are accepted as either type.
+    They are operands or results of a RESCALE that is unsigned there. Results of
+    operators that only move such elements represent uint8, too, and so do their
+    operands. Unused inputs are accepted as either type.
     """
     rescales = [op for op in graph.operators if isinstance(op, RESCALE)]
     found = {op.input for op in rescales if op.input_unsigned}
@@ -283,7 +286,9 @@ def _unsigned(graph: Graph) -> frozenset[Value]:
     for operator in reversed(moves):
         if found & set(operator.outputs):
             found.update(operator.inputs)
-    used = {value for op in graph.operators for value in op.inputs} | set(graph.outputs)
+    used = set(graph.outputs)
+    for user in graph.operators:
+        used.update(user.inputs)
     found.update(value for value in graph.inputs if value not in used)
     return frozenset(value for value in found if value.dtype is DType.INT8)
 
@@ -294,6 +299,7 @@ def _as_signed(array: Array, value: Value) -> Array:
 
 
 def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
+    """Return an argument, which must be a tensor on the CPU."""
     if isinstance(arg, torch.Tensor) and arg.device.type == "cpu" and not arg.is_nested:
         return arg
     text = f"input {position} must be a tensor on the CPU; {_described(arg)} was given"
@@ -322,15 +328,15 @@ def _in_own_memory(output: Array, taken: Set[int]) -> Array:
     Reversed arrays are copied too: numpy calls a reversed axis of size 1 contiguous,
     but torch takes no negative stride.
     """
-    is_shared = _root(output) in taken
+    is_shared = _memory_of(output) in taken
     is_reversed = any(stride < 0 for stride in output.strides)
     if is_shared or is_reversed:
         return np.array(output, order="C")
     return np.asarray(output, order="C")
 
 
-def _root(array: Array) -> int:
-    """Return the identity of the memory that an array is a view of."""
+def _memory_of(array: Array) -> int:
+    """Return the identity of the array whose memory ``array`` is a view of."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return id(array)

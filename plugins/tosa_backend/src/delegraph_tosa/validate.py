@@ -51,7 +51,7 @@ class Violation(NamedTuple):
 
     @property
     def section(self) -> str:
-        """The section of the specification that has the rule."""
+        """Return the section of the specification that has the rule."""
         return section(self.rule, self.operator.name if self.operator else None)
 
     def __str__(self) -> str:
@@ -83,7 +83,8 @@ class InvalidGraph(DelegraphError, ValueError):
 
 def validate(graph: Graph, spec: TosaSpec) -> None:
     """Raise InvalidGraph with all violations, if there are any."""
-    if found := violations(graph, spec):
+    found = violations(graph, spec)
+    if found:
         raise InvalidGraph(found, spec)
 
 
@@ -95,10 +96,11 @@ def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
     graphs = graph.reachable()
     check = _Check(spec, graphs)
     found: list[Violation] = []
-    for number, g in enumerate(graphs):
-        found += check.graph(g, _place(g, number))
-    # Counted as tosa-opt does. The specification's pseudocode can be read as one more.
-    if (depth := _depth(graph, {})) >= spec.max_nesting:
+    for number, inner in enumerate(graphs):
+        found += check.graph(inner, _prefix(inner, number))
+    # counted as tosa-opt does; the specification's pseudocode can be read as one more
+    depth = _depth(graph, {})
+    if depth >= spec.max_nesting:
         how = "without end" if depth == _ENDLESS else f"{depth} deep"
         text = (
             f"control flow is nested {how}, the program counts as well and MAX_NESTING"
@@ -108,9 +110,12 @@ def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
     return found
 
 
-def _place(graph: Graph, number: int) -> str:
-    """Return a prefix that names a graph of control flow; "" for the program itself."""
-    if not number:
+def _prefix(graph: Graph, number: int) -> str:
+    """Return a prefix that names a graph of control flow; "" for the program itself.
+
+    ``number`` is its index in all graphs, of which the program is the first.
+    """
+    if number == 0:
         return ""
     name = graph.name[:LONGEST_NAME] if graph.name != "main" else number
     return f"graph {name}, "
@@ -122,7 +127,7 @@ _ENDLESS = math.inf
 def _depth(graph: Graph, known: dict[Graph, float]) -> float:
     """Return how deep graphs of control flow are nested; infinite for a cycle."""
     if graph not in known:
-        # A cycle finds this entry. Files cannot express one, but graphs can.
+        # a cycle finds this entry; files cannot express one, but graphs can
         known[graph] = _ENDLESS
         known[graph] = max(
             (1 + _depth(body, known) for body in graph.bodies()), default=0
@@ -133,33 +138,30 @@ def _depth(graph: Graph, known: dict[Graph, float]) -> float:
 class _Check:
     """Checks the graphs of a program for a target.
 
-    ``legal`` holds the kinds of operators that passed. Layers of a network repeat, so
-    most operators have a known kind.
+    ``within`` is the prefix of a graph in messages. Values are opaque if only CUSTOM
+    operators read or make them: some rules do not apply to these.
     """
 
     def __init__(self, spec: TosaSpec, graphs: list[Graph]) -> None:
         self.spec = spec
         self.variables = _Variables(graphs)
+        # kinds of operators that are legal: layers repeat, so most kinds are known
         self.legal: set[Hashable] = set()
 
     def graph(self, graph: Graph, within: str) -> Iterator[Violation]:
-        opaque = {
-            v
-            for op in graph.operators
-            if isinstance(op, CUSTOM)
-            for v in (*op.inputs, *op.outputs)
-        }
-        # The writer puts an IDENTITY between an input and the same output.
+        """Yield the violations of one graph."""
+        opaque: set[Value] = set()
+        for operator in graph.operators:
+            if isinstance(operator, CUSTOM):
+                opaque.update(operator.inputs, operator.outputs)
+        # the writer puts an IDENTITY between an input and the same output
         opaque -= {*graph.inputs} & {*graph.outputs}
         yield from self.inputs(graph, opaque, within)
         defined = set(graph.inputs)
         for number, operator in enumerate(graph.operators):
-            found = self.operator(operator, defined)
-            if found:
+            for rule, text in self.operator(operator, defined):
                 where = f"{within}operator {number} ({operator.name})"
-                yield from (
-                    Violation(where, text, rule, operator) for rule, text in found
-                )
+                yield Violation(where, text, rule, operator)
             defined.update(operator.outputs)
         yield from self.constants(graph, within)
         yield from self.outputs(graph, defined, opaque, within)
@@ -168,6 +170,7 @@ class _Check:
     def inputs(
         self, graph: Graph, opaque: set[Value], within: str
     ) -> Iterator[Violation]:
+        """Yield the violations of a graph's inputs."""
         for position, value in enumerate(graph.inputs):
             where = f"{within}input {position}"
             if value in graph.inputs[:position]:
@@ -178,7 +181,7 @@ class _Check:
             yield from self.boundary(value, value in opaque, where)
 
     def boundary(self, value: Value, opaque: bool, where: str) -> Iterator[Violation]:
-        """Check a value that enters or leaves. ``opaque`` values belong to CUSTOM."""
+        """Yield the violations of an input or output; ``where`` is its name."""
         if value.dtype is DType.SHAPE:
             yield Violation(
                 where, "a shape cannot cross the boundary of a graph", "shape-inside"
@@ -189,20 +192,21 @@ class _Check:
                 yield Violation(where, text, rule)
 
     def constants(self, graph: Graph, within: str) -> Iterator[Violation]:
-        constants = graph.constants()
-        broken = {
-            t: list(self.spec.type_breaches("constant", t))
-            for t in {value.type for value in constants}
-        }
-        for number, value in enumerate(constants):
+        """Yield the violations of a graph's constants."""
+        # many constants have the same type
+        breaches: dict[Type, list[Breach]] = {}
+        for number, value in enumerate(graph.constants()):
+            if value.type not in breaches:
+                found = self.spec.type_breaches("constant", value.type)
+                breaches[value.type] = list(found)
             where = f"{within}constant {value.name or number}"
-            yield from (
-                Violation(where, text, rule) for rule, text in broken[value.type]
-            )
+            for rule, text in breaches[value.type]:
+                yield Violation(where, text, rule)
 
     def outputs(
         self, graph: Graph, defined: set[Value], opaque: set[Value], within: str
     ) -> Iterator[Violation]:
+        """Yield the violations of a graph's outputs."""
         for position, value in enumerate(graph.outputs):
             where = f"{within}output {position}"
             if value not in defined and value.constant is None:
@@ -210,7 +214,7 @@ class _Check:
             yield from self.boundary(value, value in opaque, where)
 
     def operator(self, operator: Operator, defined: set[Value]) -> list[Breach]:
-        """Return the rule and the text of everything that is wrong with an operator."""
+        """Return all breaches of an operator. ``defined`` are the values before it."""
         if OPERATORS.get(operator.name) is not type(operator):
             return [("operator-known", "it is not a TOSA operator")]
         found = [
@@ -232,100 +236,95 @@ class _Check:
 
 
 def _kind(operator: Operator) -> Hashable:
-    """Return a key of everything that ``infer`` and the target see of an operator.
+    """Return a key that is equal for operators with the same breaches.
 
-    Constants and shapes count by identity, other operands by type. Shape operators
-    compute a shape in ``infer``, and CUSTOM can do anything, so each of them has its
-    own key.
+    It has all that ``infer`` and the target read: constants and shapes themselves, and
+    the types of other operands. Each shape operator is a key of its own, because its
+    ``infer`` computes a shape, and so is each CUSTOM.
     """
     if isinstance(operator, (ShapeOperator, CUSTOM)):
         return operator
-    seen = [
-        v.type if v.constant is None and v.type.dtype is not DType.SHAPE else v
-        for v in operator.inputs
-    ]
+    operands: list[Value | Type] = []
+    for value in operator.inputs:
+        is_known = value.constant is not None or value.dtype is DType.SHAPE
+        operands.append(value if is_known else value.type)
     results = [v.type for v in operator.outputs]
     attributes = [getattr(operator, name) for name in operator.attributes]
-    return type(operator), tuple(seen), tuple(results), tuple(attributes)
+    return type(operator), tuple(operands), tuple(results), tuple(attributes)
 
 
-def _undefined_operands(operator: Operator, defined: set[Value]) -> list[Breach]:
-    return [
-        (
-            "operand-defined",
-            f"operand {position} ({value!r}) is not defined before it is used",
-        )
-        for position, value in enumerate(operator.inputs)
-        if value.constant is None and value not in defined
-    ]
+def _undefined_operands(operator: Operator, defined: set[Value]) -> Iterator[Breach]:
+    """Yield a breach for each operand that is not defined before ``operator``."""
+    for position, value in enumerate(operator.inputs):
+        if value.constant is None and value not in defined:
+            text = f"operand {position} ({value!r}) is not defined before it is used"
+            yield "operand-defined", text
 
 
-def _results_defined_before(operator: Operator, defined: set[Value]) -> list[Breach]:
-    return [
-        ("result-once", f"result {position} ({value!r}) is defined already")
-        for position, value in enumerate(operator.outputs)
-        if value in defined
-        or value.constant is not None
-        or value in operator.outputs[:position]
-    ]
+def _results_defined_before(
+    operator: Operator, defined: set[Value]
+) -> Iterator[Breach]:
+    """Yield a breach for each result that is defined before ``operator``, or twice."""
+    for position, value in enumerate(operator.outputs):
+        is_repeated = value in operator.outputs[:position]
+        if value in defined or value.constant is not None or is_repeated:
+            yield "result-once", f"result {position} ({value!r}) is defined already"
 
 
 class _Variables:
     """The variables of a program, by name. Its control flow graphs share them."""
 
     def __init__(self, graphs: list[Graph]) -> None:
-        operators = [op for graph in graphs for op in graph.operators]
-        self.declared = {
-            _variable(op): op
-            for op in reversed(operators)
-            if isinstance(op, VARIABLE) and op.inputs
-        }
-        self.later = {id(op) for graph in graphs for op in _before_declarations(graph)}
+        # name -> first declaration
+        self.declared: dict[str, VARIABLE] = {}
+        # accesses that come before the declaration in their graph
+        self.too_early: set[Operator] = set()
+        for graph in graphs:
+            self.too_early.update(_before_declarations(graph))
+            for operator in graph.operators:
+                if isinstance(operator, VARIABLE) and operator.inputs:
+                    self.declared.setdefault(_variable(operator), operator)
 
-    def breaches(self, operator: Operator) -> list[Breach]:
+    def breaches(self, operator: Operator) -> Iterator[Breach]:
+        """Yield the breach of a declaration or access of a variable, if any."""
         if isinstance(operator, VARIABLE):
             if self.declared.get(operator.variable) is not operator:
-                return [
-                    (
-                        "variable-once",
-                        f"variable {operator.variable!r} is declared already",
-                    )
-                ]
+                text = f"variable {operator.variable!r} is declared already"
+                yield "variable-once", text
         elif isinstance(operator, VARIABLE_READ | VARIABLE_WRITE):
-            return self._access(operator, _accessed(operator))
-        return []
+            yield from self._breaches_of_access(operator)
 
-    def _access(
-        self, operator: VARIABLE_READ | VARIABLE_WRITE, type: Type | None
-    ) -> list[Breach]:
+    def _breaches_of_access(
+        self, operator: VARIABLE_READ | VARIABLE_WRITE
+    ) -> Iterator[Breach]:
+        """Yield a breach if the variable is not declared, or has another type."""
         declaration = self.declared.get(operator.variable)
-        if declaration is None or id(operator) in self.later:
-            return [
-                (
-                    "variable-declared",
-                    f"variable {operator.variable!r} is not declared before",
-                )
-            ]
+        if declaration is None or operator in self.too_early:
+            text = f"variable {operator.variable!r} is not declared before"
+            yield "variable-declared", text
+            return
         wanted = declaration.initial_value.type
-        if type in (None, wanted):
-            return []
-        return [
-            (
-                "variable-type",
-                f"variable {operator.variable!r} has type {wanted}, but is accessed as {type}",
+        type = _accessed(operator)
+        if type not in (None, wanted):
+            text = (
+                f"variable {operator.variable!r} has type {wanted}, but is accessed as"
+                f" {type}"
             )
-        ]
+            yield "variable-type", text
 
 
 def _accessed(operator: VARIABLE_READ | VARIABLE_WRITE) -> Type | None:
-    """Return the type that a variable is read or written with."""
+    """Return the type that a variable is read or written with.
+
+    None for a malformed VARIABLE_READ, which ``infer`` reports.
+    """
     if isinstance(operator, VARIABLE_WRITE):
         return operator.input1.type
     return operator.types[0] if len(operator.types) == 1 else None
 
 
 def _before_declarations(graph: Graph) -> Iterator[Operator]:
-    """Return accesses to variables that the same graph declares later."""
+    """Yield accesses to variables that the same graph declares later."""
     later: set[str] = set()
     for operator in reversed(graph.operators):
         if isinstance(operator, VARIABLE):
@@ -342,60 +341,56 @@ def _variable(operator: Operator) -> str:
     return str(vars(operator).get("variable"))
 
 
-def _operand_count(operator: Operator) -> list[Breach]:
+def _operand_count(operator: Operator) -> Iterator[Breach]:
+    """Yield a breach if the number of operands is wrong."""
     given = len(operator.inputs)
     wanted = len(operator.operands)
-    if given >= wanted - 1 if operator.variadic else given == wanted:
-        return []
-    return [
-        (
-            "operand-count",
-            f"it has {given} operands instead of {wanted} ({', '.join(operator.operands)})",
-        )
-    ]
+    # a list of operands may be empty
+    is_right = given >= wanted - 1 if operator.variadic else given == wanted
+    if not is_right:
+        names = ", ".join(operator.operands)
+        text = f"it has {given} operands instead of {wanted} ({names})"
+        yield "operand-count", text
 
 
-def _attributes(operator: Operator) -> list[Breach]:
-    found = []
+def _attributes(operator: Operator) -> Iterator[Breach]:
+    """Yield a breach for each attribute of a wrong type or range."""
     for name, kind in operator.attributes.items():
         value = getattr(operator, name, None)
         if not isinstance(value, _ATTRIBUTE_TYPES[kind]) or not _in_range(kind, value):
-            found.append(
-                ("attribute-type", f"attribute {name} is {value!r}, not of type {kind}")
-            )
-    return found
+            text = f"attribute {name} is {value!r}, not of type {kind}"
+            yield "attribute-type", text
 
 
 def _in_range(kind: str, value: Any) -> bool:
+    """Return whether all integers of an attribute have 32 bits."""
     if kind == "int":
         return _is_int32(value)
-    return kind != "Ints" or all(
-        isinstance(entry, int) and _is_int32(entry) for entry in value
-    )
+    if kind == "Ints":
+        return all(isinstance(entry, int) and _is_int32(entry) for entry in value)
+    return True
 
 
 def _is_int32(value: int) -> bool:
-    # ``in range`` would iterate for members of an enumeration.
+    """Return whether an integer has 32 bits."""
+    # ``in range`` would iterate for members of an enumeration
     return -(1 << 31) <= value < 1 << 31
 
 
 def _inference(operator: Operator) -> list[Breach]:
+    """Return the rules that ``infer`` finds broken, or a wrong type of the results."""
     inferred, broken = infer_all(operator)
     declared = tuple([v.type for v in operator.outputs])
     if broken or inferred == declared:
         return [(illegal.rule, str(illegal)) for illegal in broken]
     wanted = ", ".join(map(str, inferred)) or "nothing"
     found = ", ".join(map(str, declared)) or "nothing"
-    return [
-        (
-            "result-type",
-            f"it computes {wanted}, but its results are declared as {found}",
-        )
-    ]
+    text = f"it computes {wanted}, but its results are declared as {found}"
+    return [("result-type", text)]
 
 
 def _duplicate_names(graph: Graph, within: str) -> Iterator[Violation]:
-    """Find inputs and outputs with the same name. Users address them by name.
+    """Yield inputs and outputs with the same name, because users call them by name.
 
     Other values get unique names when the file is written.
     """

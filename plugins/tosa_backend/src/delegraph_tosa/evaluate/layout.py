@@ -1,4 +1,4 @@
-"""Kernels of data movement (specification: Data Layout); they return views if possible."""
+"""Kernels of data movement (specification: Data Layout). They prefer views."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _is_of_two(node: Node) -> bool:
 
 
 def write_out(model: GraphModule, chosen: Callable[[Node], bool]) -> None:
-    """Replace a call by its parts if it is ``chosen`` and integers compute all parts."""
+    """Replace ``chosen`` calls by their parts, if integers compute all parts."""
     for node in list(model.graph.nodes):
         if node.op != "call_function" or not is_float(node):
             continue

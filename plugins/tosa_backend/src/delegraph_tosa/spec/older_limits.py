@@ -14,7 +14,7 @@ from .operator_table import Row
 
 
 class OlderLevel(Level):
-    """A level of 0.80, with rules of that version that are not in ``operators*.json``."""
+    """A level of 0.80, with rules of that version that its table does not have."""
 
     def exceeded(self, operator: Operator, row: Row) -> Iterator[Breach]:
         """Yield the limits that ``operator`` exceeds, and attributes that 0.80 lacks."""

@@ -330,7 +330,7 @@ def alternatives(
 
 
 def kind_of(operator: Operator) -> Hashable:
-    """Return a key of an operator. Operators with equal keys have equal alternatives."""
+    """Return a key that is equal for operators with equal alternatives."""
     attributes = operator.__dict__
     inputs = tuple([value.type.dtype for value in operator.inputs])
     outputs = tuple([value.type.dtype for value in operator.outputs])

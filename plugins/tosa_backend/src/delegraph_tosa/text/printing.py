@@ -58,7 +58,7 @@ def _graph_names(graphs: list[Graph], elided: bool) -> dict[Graph, str]:
 
 
 class _Printer:
-    """Prints one graph. Values without a name of their own are numbered at first use."""
+    """Prints one graph. Values without a unique name are numbered at first use."""
 
     def __init__(
         self, graph: Graph, graphs: dict[Graph, str], elide: int | None
