@@ -86,10 +86,12 @@ class LoweredBackendModule(torch.nn.Module):
     value crosses the border of a delegate.
 
     A call of the module takes the inputs one by one and returns a tuple. If the module
-    is a whole program, an entry point may set ``whole``. The module is then
-    called like that program: ``whole(delegate, args, kwargs)`` calls the delegate, with
-    arguments and results in the program's structure. A copy of the module shares the
-    blob and all tensors except those of its state.
+    is a whole program, the function that makes the module may set ``whole``, as
+    delegraph-executorch does. The module is then called like that program:
+    ``whole(delegate, args, kwargs)`` calls the delegate, with arguments and results in
+    the program's structure.
+
+    A copy of the module shares the blob and all tensors except those of its state.
     """
 
     def __init__(

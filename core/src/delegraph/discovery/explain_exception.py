@@ -126,16 +126,16 @@ def _absent_module(name: str, record: PluginRecord) -> str:
     """Return the hint for the module ``name``, which the plugin ``record`` imports and
     which is missing.
 
-    The plugin is incomplete if the module belongs to the package of a target or of the
-    light module, or if the light module itself is missing. Otherwise the user has to
+    The plugin is incomplete if its light module is missing, or if the missing module
+    belongs to the package of a target or of the light module. Otherwise the user has to
     install another package.
     """
     top = _package(name)
-    has_target = top in map(_package, record.modules)
-    has_light_module = f"{os.sep}{top}" in os.path.splitext(record.location)[0]
-    # without a light module, ``location`` is a folder
-    is_found = record.location.endswith(".py")
-    if has_target or has_light_module or not is_found:
+    # ``location`` is the file of the light module; a folder if that is missing
+    has_light_module = record.location.endswith(".py")
+    is_of_light_module = f"{os.sep}{top}" in os.path.splitext(record.location)[0]
+    is_of_target = top in map(_package, record.modules)
+    if is_of_light_module or is_of_target or not has_light_module:
         return (
             f"reinstall {record.distribution}, whose files are incomplete unless it"
             f" forgot to declare {name!r}"

@@ -61,9 +61,8 @@ def read_declarations(
     first = next(iter(faults.values()), None)
     # The plugin's other hooks may be of that API version as well: they are not called.
     if first is not None and first.status is Status.INCOMPATIBLE:
-        return replace(record, declarations=tuple(backends), faults=faults).failed(
-            first
-        )
+        read = replace(record, declarations=tuple(backends), faults=faults)
+        return read.failed(first)
     _check_hooks(manager, plugin)
     others: list[Declaration] = []
     for hook in DECLARATION_OF:
@@ -85,7 +84,7 @@ def _call_hook(manager: pluggy.PluginManager, plugin: Any, hook: str) -> Sequenc
     not implement the hook.
 
     Raises PluginDefect if the hook does not return a list or tuple of its kind of
-    declaration. (pluggy's own call of a hook calls all plugins, and would end at the
+    declaration. (pluggy's own call of a hook would call all plugins, and end at the
     first exception.)
     """
     wanted = DECLARATION_OF[hook].__name__

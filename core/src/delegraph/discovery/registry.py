@@ -393,10 +393,11 @@ class Registry:
 
         ``optioned``: backends for which the user gave options. If there are any, they
         are chosen. Otherwise the result is the only usable backend for which ``suits``
-        is true, or of several the one that is declared as default. If no backend suits,
-        the choice is among all usable ones: the call then fails later, with the reason.
-        Raises BackendNotFound if no backend can be used, and OptionError if several
-        suit without exactly one default.
+        is true, or of several the one that is declared as default. ``suits``: whether a
+        backend meets the caller's other demands, such as a file format. If no backend
+        suits, the choice is among all usable ones: the call then fails later, with the
+        reason. Raises BackendNotFound if no backend can be used, and OptionError if
+        several suit without exactly one default.
         """
         names = list(optioned)
         if names:
@@ -418,9 +419,12 @@ class Registry:
             )
         (chosen,) = candidates
         others = ", ".join(info.name for info in suitable if info is not chosen)
-        why = f"is the default (others: {others})" if others else "is the only one"
-        if not others and len(usable) > 1:
-            why += " that suits"
+        if others:
+            why = f"is the default (others: {others})"
+        elif len(usable) > 1:
+            why = "is the only one that suits"
+        else:
+            why = "is the only one"
         return DefaultBackends(
             [chosen.name], f"no backend was named; {chosen.name} {why}"
         )
