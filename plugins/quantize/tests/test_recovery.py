@@ -204,7 +204,7 @@ def test_items_without_calls_are_refused():
     net = Blocks().eval()
     with pytest.raises(OptionError, match="no call of the program is 'secnd'.*second"):
         delegraph.quantize(net, batches, backend="tosa", floats=["secnd"])
-    for wrong in (7, [7], None, torch.zeros(2), [""]):
+    for wrong in (7, [7], [None], torch.zeros(2), [""]):
         with pytest.raises(OptionError, match="(?s)floats has .*items are operators"):
             delegraph.quantize(net, batches, backend="tosa", floats=wrong)
     everything = ["first", "second", "tanh", "sigmoid"]

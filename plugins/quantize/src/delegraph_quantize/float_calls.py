@@ -17,6 +17,7 @@ from .batch_norms import follows_layer
 from .unscaled import (
     bodies,
     compute_in_floats,
+    leaves_program,
     observer_calls,
     with_joined_calls,
 )
@@ -166,6 +167,25 @@ def calls_in_floats(
             found.add(node.args[0].name)
     calls = [node for node, layer in layers.items() if layer in found]
     return found | {layers[node] for node in with_joined_calls(calls)}
+
+
+def is_any_quantized(prepared: GraphModule, names: set[str]) -> bool:
+    """Return whether a call takes integers if the calls ``names`` stay in floats.
+
+    ``names``: those of ``calls_in_floats``.
+    """
+    users = [
+        user
+        for body in bodies(prepared)
+        for observer in observer_calls(body)
+        for user in observer.users
+    ]
+    return any(
+        user.op == "call_function"
+        and not leaves_program(user)
+        and layer_of(user) not in names
+        for user in users
+    )
 
 
 def leave_calls_in_floats(prepared: GraphModule, names: set[str]) -> None:

@@ -41,10 +41,12 @@ from .calibration import (
     names_of,
 )
 from .cells import CELLS
+from .coarse_values import SampleOfBatches, coarse_calls
 from .float_calls import (
     LAYER,
     call_places,
     calls_in_floats,
+    is_any_quantized,
     leave_calls_in_floats,
     select,
 )
@@ -56,13 +58,15 @@ from .varied import CalibrationInputs
 class Calibrated(NamedTuple):
     """A program with observers that saw all batches.
 
-    ``exported``: the program without observers. ``first``: the first batch.
+    ``exported``: the program without observers. ``first``: the first batch. ``sample``:
+    some batches, if the program has calls for which integers may be too coarse.
     ``unscaled``: values that stay in floats. ``notes``: warnings about the batches.
     """
 
     exported: ExportedProgram
     module: GraphModule
     first: Batch
+    sample: list[Batch]
     unscaled: list[Unscaled]
     notes: list[str]
 
@@ -73,7 +77,7 @@ def quantize(
     *,
     backend: str | None = None,
     quantizer: Any = None,
-    floats: Any = (),
+    floats: Any = None,
     dynamic_shapes: Any = None,
     progress: Progress | None = None,
     registry: Registry | None = None,
@@ -94,7 +98,10 @@ def quantize(
     ``floats``: calls that stay in floats, with any quantizer. An item is an operator
     (``torch.ops.aten.log.default``, or its name), a line (``"net.py:31"``), a module
     (``"features.0"``), or the name of a call in the exported program.
-    ``recover_accuracy`` finds them.
+    ``recover_accuracy`` finds them. By default, calls for which integers are too coarse
+    stay in floats: logarithms, roots and quotients that lose their small operands, with
+    the calls before them, and scores before a sort. A DelegateWarning names them.
+    ``floats=[]`` quantizes them, too.
 
     If a value was NaN or infinite in a batch, it has no scale, and the calls that make
     or take it stay in floats. A DelegraphWarning names it with its line. Another
@@ -110,7 +117,12 @@ def quantize(
     calibrated = calibrate_program(
         program, calibration_batches, quantizer, dynamic_shapes, progress, registry
     )
-    chosen = select(call_places(calibrated.exported), floats)
+    notes = list(calibrated.notes)
+    if floats is None:
+        chosen, coarse_notes = _choose_floats(calibrated)
+        notes += coarse_notes
+    else:
+        chosen = select(call_places(calibrated.exported), floats)
     with TRACING:
         if chosen:
             calls = calls_in_floats(calibrated.module, calibrated.exported, chosen)
@@ -129,9 +141,36 @@ def quantize(
             f" {'; '.join(map(str, calibrated.unscaled))}"
         )
         warnings.warn(text, DelegraphWarning, stacklevel=2)
-    for note in calibrated.notes:
+    for note in notes:
         warnings.warn(note, DelegraphWarning, stacklevel=2)
     return quantized
+
+
+class _Choice(NamedTuple):
+    """Names of calls to leave in floats, and notes about them for the user."""
+
+    names: set[str]
+    notes: list[str]
+
+
+def _choose_floats(calibrated: Calibrated) -> _Choice:
+    """Choose the calls for which integers are too coarse."""
+    coarse = coarse_calls(calibrated.module, calibrated.sample)
+    if not coarse:
+        return _Choice(set(), [])
+    names = set[str]().union(*(call.in_floats for call in coarse))
+    places = call_places(calibrated.exported)
+    described = "; ".join(call.describe(places) for call in coarse)
+    text = "integers are too coarse for these calls, which stay in floats"
+    in_floats = calls_in_floats(calibrated.module, calibrated.exported, names)
+    if not is_any_quantized(calibrated.module, in_floats):
+        names = set()
+        text = (
+            "integers are too coarse for these calls, which are quantized because the"
+            " program has no others"
+        )
+    hint = "; floats=[] quantizes them" if names else ""
+    return _Choice(names, [f"{text}: {described}{hint}"])
 
 
 def calibrate_program(
@@ -156,10 +195,11 @@ def calibrate_program(
     exported = export_whole(program, first, dynamic_shapes)
     _expect_floats(exported)
     inputs = CalibrationInputs(argument_names(program))
+    sample = SampleOfBatches(exported)
     with TRACING:
         prepared = _prepare(exported, quantizer, registry)
         try:
-            watched = inputs.watch(chain([first], batches))
+            watched = sample.watch(inputs.watch(chain([first], batches)))
             unscaled = calibrate(
                 prepared, lambda: module_of(exported), watched, total, progress
             )
@@ -167,7 +207,8 @@ def calibrate_program(
             assert failed.__cause__ is not None
             with registry.attributing(quantizer, "calibration"):
                 raise failed.__cause__ from None
-    return Calibrated(exported, prepared, first, unscaled, list(inputs.notes()))
+    notes = list(inputs.notes())
+    return Calibrated(exported, prepared, first, sample.kept, unscaled, notes)
 
 
 def convert(prepared: GraphModule, exported: ExportedProgram) -> GraphModule:

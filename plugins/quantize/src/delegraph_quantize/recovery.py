@@ -107,6 +107,8 @@ class Recovery:
             lines.append("    floats=[")
             lines += [f"        {json.dumps(item)}," for item in self.floats]
             lines.append("    ],")
+        else:
+            lines.append("    floats=[],")
         return "\n".join([*lines, ")"])
 
     def to_text(self, count: int = 10) -> str:

@@ -58,7 +58,7 @@ def work_of_calls(prepared: GraphModule, batch: Batch) -> Counter[str]:
     They are counted in a run, because sizes in the program may be symbols.
     """
     with TRACING, torch.no_grad():
-        counting = _Counting(_without_rounding(prepared))
+        counting = _Counting(without_rounding(prepared))
         counting.run(*copy.deepcopy(pytree.tree_leaves((batch.args, batch.kwargs))))
     return counting.work
 
@@ -89,7 +89,7 @@ def tensor_losses(
 
     ``buffers``: those that the program writes by name, with their first values.
     """
-    module = _without_rounding(prepared)
+    module = without_rounding(prepared)
     tensors = list(_tensors(module))
     count = RUNS // max(len(tensors), 1)
     chosen = _spread(batches, min(max(count, 1), BATCHES))
@@ -142,7 +142,7 @@ def _tensors(module: GraphModule) -> Iterator[_Observed]:
     by_value: dict[Node, list[Node]] = {}
     for observer in observer_calls(module):
         # torchao's observer of a bias, whose scale follows from those of the operands
-        if isinstance(module.get_submodule(str(observer.target)), _Rounder):
+        if isinstance(module.get_submodule(str(observer.target)), Rounder):
             by_value.setdefault(observed(observer), []).append(observer)
     for value, observers in by_value.items():
         yield _Observed(tuple(observers), value)
@@ -166,7 +166,7 @@ def _is_output(tensor: _Observed) -> bool:
     return any(map(leaves_program, users))
 
 
-class _Rounder(torch.nn.Module):
+class Rounder(torch.nn.Module):
     """Replaces an observer: passes values on, and rounds them in a ``_Rounding``."""
 
     def __init__(self, observer: Any) -> None:
@@ -177,15 +177,15 @@ class _Rounder(torch.nn.Module):
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         if self.rounding is None:
             return value
-        rounded, integers = _rounded(value, self.observer)
+        rounded, integers = round_as_observed(value, self.observer)
         self.rounding.record(value, rounded, integers)
         return rounded
 
 
-def _without_rounding(prepared: GraphModule) -> GraphModule:
+def without_rounding(prepared: GraphModule) -> GraphModule:
     """Return a copy of a calibrated program that computes in floats.
 
-    It has a ``_Rounder`` in the place of each observer, and no observers of biases.
+    It has a ``Rounder`` in the place of each observer, and no observers of biases.
     """
     with quietly():
         module = copy.deepcopy(prepared)
@@ -193,7 +193,7 @@ def _without_rounding(prepared: GraphModule) -> GraphModule:
         for call in observer_calls(body):
             observer = body.get_submodule(str(call.target))
             is_derived = hasattr(observer, "obs_or_fqs")
-            replacement = torch.nn.Identity() if is_derived else _Rounder(observer)
+            replacement = torch.nn.Identity() if is_derived else Rounder(observer)
             setattr(body, str(call.target), replacement)
     return module
 
@@ -252,7 +252,9 @@ class _Rounding:
         return float(-(shares * shares.log2()).sum())
 
 
-def _rounded(value: torch.Tensor, observer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def round_as_observed(
+    value: torch.Tensor, observer: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the value as an observer's integers represent it, and the integers."""
     scale, zero_point = observer.calculate_qparams()
     axis = getattr(observer, "ch_axis", None)

@@ -1,0 +1,207 @@
+"""By default, ``quantize`` leaves calls in floats for which integers are too coarse."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import DelegraphWarning
+from delegraph_quantize import recover_accuracy
+from delegraph_quantize.coarse_values import MOST_BATCHES, SampleOfBatches
+from torch import nn
+
+BACKENDS = ("tosa", "xnnpack")
+
+
+class LogMel(nn.Module):
+    """A spectrogram with a logarithm, and a layer over it."""
+
+    def __init__(self):
+        super().__init__()
+        self.bank = nn.Parameter(torch.rand(33, 8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, wave):
+        spectrum = torch.fft.rfft(wave)
+        power = torch.view_as_real(spectrum).square().sum(-1)
+        features = torch.log(power @ self.bank + 1e-6)
+        return self.head(features)
+
+
+def sounds(count, seed=0):
+    """Return sounds; every second one is 30 times quieter."""
+    generator = torch.Generator().manual_seed(seed)
+    waves = [torch.randn(1, 64, generator=generator) for _ in range(count)]
+    return [(wave * 30.0 ** -(k % 2),) for k, wave in enumerate(waves)]
+
+
+def ratio(got, expected):
+    """Return the signal-to-noise ratio in dB."""
+    error = float((got - expected).square().sum())
+    return 10 * math.log10(float(expected.square().sum()) / error)
+
+
+def quantize_quietly(*args, **kwargs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DelegraphWarning)
+        return delegraph.quantize(*args, **kwargs)
+
+
+def log_mel():
+    torch.manual_seed(0)
+    return LogMel().eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_log_of_a_spectrum_survives_quantization(backend):
+    model = log_mel()
+    with pytest.warns(DelegraphWarning) as caught:
+        quantized = delegraph.quantize(model, sounds(8), backend=backend)
+    text = str(caught[0].message)
+    assert "which stay in floats: log (test_coarse_values.py:" in text
+    assert " after add, matmul" in text
+    lowered = delegraph.lower(quantized, backends=[backend])
+    integers = delegraph.quantize(model, sounds(8), backend=backend, floats=[])
+    for (wave,) in sounds(4, seed=1):
+        expected = model(wave)
+        assert ratio(lowered(wave), expected) > 20
+    quiet = sounds(4, seed=1)[1][0]
+    assert ratio(integers.module()(quiet), model(quiet)) < 10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layers_after_a_log_stay_in_integers(backend):
+    model = log_mel()
+    with pytest.warns(DelegraphWarning, match="stay in floats"):
+        quantized = delegraph.quantize(model, sounds(8), backend=backend)
+    (layer,) = quantized.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.linear.default
+    )
+    features, weight = layer.args[:2]
+    assert "dequantize_per_tensor" in str(features.target)
+    assert "dequantize_per_channel" in str(weight.target)
+
+
+def test_log_of_large_values_stays_in_integers():
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.log(x)
+
+    batches = [(torch.rand(2, 16) + 1,) for _ in range(4)]
+    quantized = quantize_quietly(Net(), batches, backend="tosa")
+    (log,) = quantized.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.log.default
+    )
+    assert "dequantize" in str(log.args[0].target)
+
+
+def test_a_program_without_other_calls_is_quantized():
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.log(x)
+
+    values = torch.tensor([[1e-5, 1e-3, 0.1, 10.0, 1000.0]])
+    batches = [(values,), (values * 0.9,)]
+    with pytest.warns(DelegraphWarning, match="has no others: log") as caught:
+        quantized = delegraph.quantize(Net(), batches, backend="tosa")
+    assert "stay in floats" not in str(caught[0].message)
+    (log,) = quantized.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.log.default
+    )
+    assert "dequantize" in str(log.args[0].target)
+
+
+def test_layer_without_magnifying_calls_is_not_run_again(monkeypatch):
+    monkeypatch.setattr("delegraph_quantize.coarse_values._Values", None)
+    model = nn.Linear(4, 4).eval()
+    quantize_quietly(model, [(torch.randn(2, 4),)] * 2 + [(torch.randn(2, 4),)])
+
+
+class Detector(nn.Module):
+    """Scores of boxes, of which the best come first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 50)
+
+    def forward(self, x):
+        scores = torch.sigmoid(self.layer(x))
+        return torch.topk(scores, 10)
+
+
+def test_scores_before_a_sort_keep_their_order():
+    torch.manual_seed(0)
+    model = Detector().eval()
+    with torch.no_grad():
+        model.layer.bias += 6  # the best scores are between 254/256 and 1
+    batches = [(torch.randn(1, 8),) for _ in range(8)]
+    with pytest.warns(DelegraphWarning, match=r"topk \(.*\) after sigmoid"):
+        quantized = delegraph.quantize(model, batches, backend="tosa")
+    integers = quantize_quietly(model, batches, backend="tosa", floats=[])
+    (x,) = batches[0]
+    scores, _ = quantized.module()(x)
+    equal_scores, _ = integers.module()(x)
+    assert len(scores.unique()) > 2 * len(equal_scores.unique())
+    lowered = delegraph.lower(quantized, backends=["tosa"])
+    torch.testing.assert_close(lowered(x)[0], scores, rtol=0, atol=2e-3)
+
+
+def test_a_sort_of_a_layer_changes_nothing():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 50)
+
+        def forward(self, x):
+            return torch.topk(self.layer(x).reshape(1, 50), 10)
+
+    batches = [(torch.randn(1, 8),) for _ in range(4)]
+    quantize_quietly(Net().eval(), batches, backend="tosa")
+
+
+def test_a_program_that_writes_its_values_is_judged():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x):
+            y = x.square()
+            return self.head(torch.log(y + 1e-6).mul_(0.5).relu_())
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(4, 8) * 10 ** (-k),) for k in range(4)]
+    with pytest.warns(DelegraphWarning, match=r"stay in floats: log .* after"):
+        delegraph.quantize(Net().eval(), batches, backend="tosa")
+
+
+def test_recovered_code_quantizes_as_it_was_scored():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).eval()
+    batches = [(torch.randn(2, 4),) for _ in range(3)]
+    found = recover_accuracy(model, batches, lambda program: 1.0, backend="tosa")
+    assert "floats=[]," in found.code()
+
+
+@pytest.mark.parametrize("count", [3, MOST_BATCHES, MOST_BATCHES + 1, 100])
+def test_a_sample_spreads_over_all_batches(count):
+    exported = torch.export.export(log_mel(), sounds(1)[0])
+    sample = SampleOfBatches(exported)
+    assert list(sample.watch(range(count))) == list(range(count))
+    steps = {b - a for a, b in zip(sample.kept, sample.kept[1:], strict=False)}
+    assert len(steps) == 1
+    assert min(count, MOST_BATCHES // 2) <= len(sample.kept) <= MOST_BATCHES
+    assert sample.kept[-1] + steps.pop() >= count
+
+
+def test_the_note_names_the_line_of_the_user():
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if "torch.log(power" in text
+    )
+    with pytest.warns(DelegraphWarning, match=rf"log \({Path(__file__).name}:{line}\)"):
+        delegraph.quantize(log_mel(), sounds(8), backend="tosa")
