@@ -124,11 +124,11 @@ def _cells(model: TrainedModel, precision: str, backend: str, rival: Any) -> lis
         lowered.save(path)
         content = path.read_bytes()
     if backend == "xnnpack":
-        call = _StockRuntime(content)
+        call = StockRuntime(content)
         if isinstance(rival, Rival):
             compared = rival.call
             against = "ExecuTorch"
-    ratio = _time_ratio(call, compared, model.samples[0][:-1])
+    ratio = time_ratio(call, compared, model.samples[0][:-1])
     return [
         str(len(lowered.delegates)),
         str(lowered.report.host_operators),
@@ -152,7 +152,7 @@ def _score(model: TrainedModel, call: Callable[..., Any]) -> float:
     return total / len(model.samples)
 
 
-def _time_ratio(
+def time_ratio(
     first: Callable[..., Any], second: Callable[..., Any], inputs: tuple[Any, ...]
 ) -> float:
     """Return the least time of the first program, divided by that of the second."""
@@ -192,11 +192,11 @@ def _executorch(model: TrainedModel, precision: str) -> Rival:
     edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
     nodes = edge.exported_program().graph.nodes
     delegates = sum("call_delegate" in str(node.target) for node in nodes)
-    call = _StockRuntime(edge.to_executorch().buffer)
+    call = StockRuntime(edge.to_executorch().buffer)
     return Rival(call, delegates, _score(model, call))
 
 
-class _StockRuntime:
+class StockRuntime:
     """Runs a ``.pte`` file in ExecuTorch's runtime."""
 
     def __init__(self, content: bytes) -> None:
