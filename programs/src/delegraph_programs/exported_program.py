@@ -436,8 +436,7 @@ def is_validating() -> bool:
 def has_effect(node: Node) -> bool:
     """Return whether a call must stay even if its result is unused.
 
-    This holds for calls that do more than return a result, and for operators without
-    results.
+    It must if it does more than return a result, or has no results.
     """
     schema = getattr(node.target, "_schema", None)
     return node.is_impure() or (schema is not None and not schema.returns)
@@ -446,7 +445,7 @@ def has_effect(node: Node) -> bool:
 def erase_unused(graph: Graph) -> list[Node]:
     """Erase calls and ``get_attr`` nodes without users or effects; return them."""
     erased: list[Node] = []
-    # users come after their operands
+    # in reverse, because erasing a user may leave its operands without users
     for node in reversed(graph.nodes):
         is_removable = node.op in ("call_function", "get_attr") and not node.users
         if is_removable and not has_effect(node):
@@ -465,8 +464,8 @@ def flat_arguments(
 
     ``spec``: the structure that the arguments must have; None accepts any positional
     arguments. ``names``: names of the positional arguments, for errors; may be
-    incomplete. Raises InputError, with the missing or different parts, if the structure
-    differs.
+    incomplete. If the structure differs, this raises InputError, which names the
+    missing or different parts.
     """
     # Child 0 of the spec has the positional arguments, child 1 the keyword arguments.
     # The context of a dictionary's spec is the list of its keys.

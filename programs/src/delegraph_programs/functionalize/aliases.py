@@ -69,6 +69,7 @@ class Aliases:
                 self._classify(node)
                 if not self._has_own_storage(node):
                     continue
+                # a storage with two roots: a relation that no schema declares
                 for storage in storages(node.meta.get("val")):
                     root = root_in.setdefault(storage, self.root_of[node])
                     if root is not self.root_of[node]:
@@ -82,9 +83,10 @@ class Aliases:
         """
         # The first argument that shares memory is the base. Arguments that the schema
         # calls aliased come first: others may be in the family by chance.
-        candidates: list[Node] = []
+        candidates: dict[Node, None] = {}  # each once, because ``_shares`` may be slow
         if node.op == "call_function":
-            candidates = [*aliased_arguments(node), *node.all_input_nodes]
+            arguments = [*aliased_arguments(node), *node.all_input_nodes]
+            candidates = dict.fromkeys(arguments)
         members = (n for n in candidates if n in self.root_of)
         base = next((n for n in members if self._shares(node, n)), None)
         if base is None:  # a separate tensor
