@@ -336,7 +336,7 @@ def _in_own_memory(output: Array, taken: Set[int]) -> Array:
 
 
 def _memory_of(array: Array) -> int:
-    """Return the identity of the array whose memory ``array`` is a view of."""
+    """Return the identity of the array that owns the memory of ``array``."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return id(array)

@@ -152,6 +152,7 @@ def intdiv(op: ops.INTDIV, x: Array, y: Array) -> Result:
 def arithmetic_right_shift(
     op: ops.ARITHMETIC_RIGHT_SHIFT, x: Array, y: Array
 ) -> Result:
+    """Shift; with ``round``, add the last bit that was shifted out."""
     shifted = np.right_shift(x, y)
     if not op.round:
         return shifted

@@ -1,4 +1,4 @@
-"""Kernels of shape operators (1.1 draft), whose results type inference computes."""
+"""Kernels of shape operators (1.1 draft). Type inference computes their results."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ SHAPE_OPERATORS = [
 
 @computes(*SHAPE_OPERATORS)
 def shape_operator(op: ShapeOperator, *operands: Array) -> Result:
+    """Return the entries that ``infer`` has computed, or compute them."""
     entries = op.entries
     if entries is None:
         entries = op.compute()

@@ -419,7 +419,7 @@ def is_dynamic(size: object) -> bool:
 
 
 def waits(number: object) -> bool:
-    """Return whether a number is known only at run time: a size or a formula."""
+    """Return whether a number is known at run time only: a Size or a Formula."""
     return isinstance(number, (Size, Formula))
 
 

@@ -168,7 +168,7 @@ class Views(Rewrite):
         return reshaped, tuple([in_order.index(axis) for axis in range(len(axes))])
 
     def cheapest_layout(self, operands: Sequence[Value], shape: Shape) -> View:
-        """Return the view whose layout is cheapest for an operator on ``operands``.
+        """Return the view with the cheapest layout for an operator on ``operands``.
 
         The result of the operator has the shape ``shape``. Constants cost nothing. If
         costs are equal, a view is preferred to the identity, so that residual branches

@@ -134,7 +134,7 @@ def _reshaped(repeated: _Repeated, operator: Operator) -> _Repeated | None:
 
 
 def _with_operator(repeated: _Repeated, operator: Operator, axis: int) -> _Repeated:
-    """Return ``repeated`` with ``operator`` applied, whose result repeats ``axis``."""
+    """Return ``repeated`` after ``operator``, with ``axis`` as the repeated axis."""
     return repeated._replace(
         once=operator.outputs[0], axis=axis, operators=(*repeated.operators, operator)
     )

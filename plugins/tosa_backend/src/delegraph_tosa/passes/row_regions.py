@@ -179,7 +179,7 @@ def _neighbours(
 ) -> list[Operator | None]:
     """Return the producers and readers of wide values of ``operator``.
 
-    None stands for an input or a result of the graph.
+    None is an input or a result of the graph.
     """
     operands = region.operands_with_rows(operator)
     neighbours = [value.producer for value in operands if _is_wide(value)]

@@ -312,7 +312,7 @@ class _Call:
     def _unless_fused(
         self, operands: Iterable[Any], spec: QuantizationSpecBase
     ) -> dict[Node, QuantizationSpecBase | None]:
-        """Return ``spec`` for operands whose producer is not fused with the call."""
+        """Return ``spec`` for operands that are not fused with the call."""
         rounded = [n for n in operands if not self._are_fused(n, self.node)]
         return dict.fromkeys(rounded, spec)
 

@@ -32,7 +32,7 @@ CARRIERS = frozenset(
         "stack",
     }
 )
-"""Operators whose result has hiding elements if an operand has."""
+"""Operators that pass the hiding elements of an operand to their result."""
 CREATORS = frozenset(
     {"full", "full_like", "new_full", "masked_fill", "where", "mul", "scalar_tensor"}
 )
@@ -66,7 +66,7 @@ def _inputs_added(scores: Any) -> list[Node]:
 
 
 def _moved_from(node: Node) -> Node:
-    """Return the node whose elements ``node`` has, in another shape or order."""
+    """Return ``node`` before it was moved to another shape or order."""
     while packet(node.target) in data_movement.MOVES:
         source = node.args[0]
         if not isinstance(source, Node):

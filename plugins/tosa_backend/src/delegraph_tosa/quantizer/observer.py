@@ -35,7 +35,7 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
     """Counts values, and returns limits with the least clipping and rounding error.
 
     torchao's HistogramObserver looks for the same, step by step from both ends, which
-    takes longer than calibration. Zeros have no error, so they do not count: behind a
+    takes longer than calibration. Zeros have no error, so they do not count: after a
     relu they are half of all values.
     """
 

@@ -326,7 +326,7 @@ class Block:
     def define_results(
         self, operator: Operator, names: list[str], declared: list[Type], table: Table
     ) -> None:
-        """Define the operator's results, whose types must agree with ``declared``."""
+        """Define the operator's results. Their types must agree with ``declared``."""
         inferred = [v.type for v in operator.outputs]
         agreed = [i.reconciled(d) for i, d in zip(inferred, declared, strict=False)]
         if len(inferred) != len(declared) or None in agreed:

@@ -43,8 +43,8 @@ OLDER: dict[Version, str] = {(0, 80): "operators_0_80.json"}
 class Mode(NamedTuple):
     """One legal combination of element types.
 
-    ``types`` maps type variables to element types; None stands for an operand of a list
-    that is not there. ``allowed_by`` are alternatives, each a set of profiles and
+    ``types`` maps type variables to element types, or to None for a missing operand of
+    a list. ``allowed_by`` are alternatives, each a set of profiles and
     extensions that are needed together.
     """
 
@@ -92,7 +92,7 @@ class Row(NamedTuple):
     ) -> dict[str, DType | None] | str:
         """Return the element type of each type variable, from those of the operands.
 
-        If an operand does not fit, returns a text that says so.
+        If an operand does not fit, returns a text that names both types.
         """
         bound: dict[str, DType | None] = {}
         elements = (*self.operands(len(inputs)), *self.results(len(outputs)))
@@ -198,7 +198,7 @@ def _element(argument: dict[str, Any]) -> str:
 
 
 def _mode(entry: dict[str, Any]) -> Mode:
-    """Return the mode of an entry of the file; ``-`` stands for no operand."""
+    """Return the mode of an entry of the file; ``-`` means no operand."""
     types: dict[str, DType | None] = {}
     for variable, name in entry["types"].items():
         if name in ELEMENTS or name == "-":

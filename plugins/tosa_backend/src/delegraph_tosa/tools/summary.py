@@ -67,7 +67,7 @@ def _border(
 
 
 def _tensor(value: Value, quantized: QuantizationParameters | None) -> TensorSummary:
-    """Return the summary of an input or output; None stands for a dynamic size."""
+    """Return the summary of an input or output; None is a dynamic size."""
     sizes = tuple(
         None if size == UNKNOWN else int(size) for size in value.type.declared
     )
