@@ -43,10 +43,9 @@ def mark_quantized(edge: ExportedProgram) -> None:
 
 
 def computes_channels(node: Node) -> bool:
-    """Return whether a call quantizes or dequantizes computed values by channels.
+    """Return whether a call converts computed values with a scale for each channel.
 
-    That is, each channel has its own scale, and the values are not constant. Arm's
-    partitioners take such a call alone, and its compiler fails on it.
+    Arm's partitioners take such a call alone, and its compiler fails on it.
     """
     if "dequantize_per_channel" in str(node.target):
         node = node.all_input_nodes[0]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.node import map_arg
 
+from .decompose import no_new_guards
 from .graph_emitter import Replacement, unsupported
 
 aten = torch.ops.aten
@@ -311,7 +311,7 @@ def _source_of_view(view: Node) -> Node | None:
     # Some operators, such as reshape, return views only for some strides: call again
     # under fake tensors, and compare the memory.
     try:
-        with val.fake_mode, _no_new_guards(val.fake_mode):
+        with val.fake_mode, no_new_guards(val.fake_mode):
             again = call.target(*args, **kwargs)
     except (_ShapeEnvGuardError, GuardOnDataDependentSymNode):
         return None
@@ -319,13 +319,6 @@ def _source_of_view(view: Node) -> Node | None:
     shown = again if call is view else again[view.args[1]]
     is_same_memory = shown.untyped_storage()._cdata == val.untyped_storage()._cdata
     return source if is_same_memory else None
-
-
-def _no_new_guards(mode: FakeTensorMode) -> AbstractContextManager[Any]:
-    """Raise an error if code assumes something about dynamic sizes."""
-    if mode.shape_env is None:
-        return nullcontext()
-    return mode.shape_env.error_on_new_guards()
 
 
 def _dense_order(val: Any) -> list[int] | None:

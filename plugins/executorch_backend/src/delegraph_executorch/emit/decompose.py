@@ -6,7 +6,7 @@ The decompositions are PyTorch's own and those in ``formulas``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -61,15 +61,10 @@ def decompose(node: Node) -> Replacement | None:
     mode = next((v.fake_mode for v in known if isinstance(v, FakeTensor)), None)
     if mode is None:
         return None
-    no_new_guards = (
-        nullcontext()
-        if mode.shape_env is None
-        else mode.shape_env.error_on_new_guards()
-    )
     try:
         # The graph must be right for every size, so guards are errors. The cache of
         # fake tensors is off: it reads the storage size of views, which adds a guard.
-        with mode, torch.no_grad(), no_new_guards, _no_cache(mode):
+        with mode, torch.no_grad(), no_new_guards(mode), _no_cache(mode):
             module = make_fx(call)(*vals)
             # Runtimes have no kernels for assertions.
             erase(module.graph, find_checks(module.graph))
@@ -99,8 +94,16 @@ def decompose(node: Node) -> Replacement | None:
     return Replacement(module, inputs)
 
 
+def no_new_guards(mode: FakeTensorMode) -> AbstractContextManager[Any]:
+    """Return a context that raises an error if code assumes a fact about dynamic sizes."""
+    if mode.shape_env is None:
+        return nullcontext()
+    return mode.shape_env.error_on_new_guards()
+
+
 @contextmanager
 def _no_cache(mode: FakeTensorMode) -> Iterator[None]:
+    """Return a context in which fake tensors do not use their cache."""
     enabled = mode.cache_enabled
     mode.cache_enabled = False
     try:

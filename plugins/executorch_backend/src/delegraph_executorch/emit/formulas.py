@@ -224,20 +224,17 @@ def angle(self: Tensor) -> Tensor:
     return torch.where(is_nan, real, angles)
 
 
-def fmax(self: Tensor, other: Tensor) -> Tensor:
-    """Return the larger element; the other one if one of them is NaN."""
-    is_nan = self.isnan()
-    other_is_nan = other.isnan()
-    larger = torch.maximum(self, other)
-    return torch.where(is_nan, other, torch.where(other_is_nan, self, larger))
+def ignoring_nan(choose: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Return a formula of fmax or fmin; ``choose`` is torch.maximum or torch.minimum.
 
+    If one of two elements is NaN, the result is the other one.
+    """
 
-def fmin(self: Tensor, other: Tensor) -> Tensor:
-    """Return the smaller element; the other one if one of them is NaN."""
-    is_nan = self.isnan()
-    other_is_nan = other.isnan()
-    smaller = torch.minimum(self, other)
-    return torch.where(is_nan, other, torch.where(other_is_nan, self, smaller))
+    def call(self: Tensor, other: Tensor) -> Tensor:
+        chosen = torch.where(other.isnan(), self, choose(self, other))
+        return torch.where(self.isnan(), other, chosen)
+
+    return call
 
 
 def hypot(self: Tensor, other: Tensor) -> Tensor:
@@ -669,8 +666,8 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.signbit.default: signbit,
     torch.ops.prims.signbit.default: signbit,
     aten.angle.default: angle,
-    aten.fmax.default: fmax,
-    aten.fmin.default: fmin,
+    aten.fmax.default: ignoring_nan(torch.maximum),
+    aten.fmin.default: ignoring_nan(torch.minimum),
     aten.hypot.default: hypot,
     **{
         t: softmax_of_empty(t)

@@ -41,11 +41,7 @@ CODES = {getattr(torch, name): int(code) for code, name in TORCH_NAMES.items()}
 
 
 def emit_operator(emitter: GraphEmitter, node: Node) -> Result:
-    """Emit an operator.
-
-    It may write to a buffer in place, be replaced by another graph, be a view of its
-    argument, or be a call of a kernel.
-    """
+    """Emit an operator as a write in place, another graph, a view, or a kernel call."""
     target = node.target
     assert isinstance(target, OpOverload)
     if node in emitter.in_place.unchanged:

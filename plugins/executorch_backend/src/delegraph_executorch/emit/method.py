@@ -316,7 +316,7 @@ class _Method:
         return made
 
     def _state_offset(self, spec: InputSpec) -> int | None:
-        """Return a buffer's offset in the memory of states; None if it has none yet."""
+        """Return a buffer's offset in the memory of states, if it is fixed."""
         return self.context.state_offsets.offsets.get((self.name, str(spec.target)))
 
     def _specs(self) -> Iterable[tuple[OutputSpec, Any]]:

@@ -276,7 +276,7 @@ def _options_of_method(options: EmitOptions, method: str) -> MethodOptions:
 def _state_offsets(program: ProgramContents, options: EmitOptions) -> StateOffsets:
     """Return the offsets of written buffers that are fixed before methods are planned.
 
-    There are none if the caller provides the buffers' memory or chooses memories.
+    None are fixed if the caller provides the buffers' memory or chooses memories.
     """
     if options.share_mutable_buffers:
         return share_states(program, options.alignment)

@@ -113,6 +113,12 @@ def _range_with_zero(input: Tensor) -> tuple[Tensor, Tensor]:
     return lowest, highest
 
 
+def _at_least(scale: Tensor, eps: float) -> Tensor:
+    """Return the scale as a float32 tensor with one element that is at least ``eps``."""
+    least = torch.full([1], eps, dtype=torch.float32)
+    return torch.maximum(scale.reshape(1).to(torch.float32), least)
+
+
 def choose_qparams(
     input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
 ) -> Sequence[Tensor]:
@@ -121,10 +127,7 @@ def choose_qparams(
     Both are tensors with one element. ``eps`` is the least scale.
     """
     lowest, highest = _range_with_zero(input)
-    width = (highest - lowest) / float(quant_max - quant_min)
-    scale = torch.maximum(
-        width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32)
-    )
+    scale = _at_least((highest - lowest) / float(quant_max - quant_min), eps)
     steps = torch.round(lowest.reshape(1).to(torch.float32) / scale).to(torch.int64)
     zero_point = torch.clamp(quant_min - steps, quant_min, quant_max)
     return scale.to(torch.float64), zero_point
@@ -138,10 +141,8 @@ def choose_qparams_symmetric(
     Both are tensors with one element. ``eps`` is the least scale.
     """
     lowest, highest = _range_with_zero(input)
-    width = torch.maximum(-lowest, highest) / (float(quant_max - quant_min) / 2)
-    scale = torch.maximum(
-        width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32)
-    )
+    largest = torch.maximum(-lowest, highest)
+    scale = _at_least(largest / (float(quant_max - quant_min) / 2), eps)
     # zero is the middle of the integers: of 0 to 255, or of -128 to 127
     middle = 128 if dtype in (torch.uint8, torch.quint8) else 0
     return scale.to(torch.float64), torch.full([1], middle, dtype=torch.int64)
