@@ -146,7 +146,11 @@ def lower(
             program, example_inputs, example_kwargs, dynamic_shapes
         )
         turns = [
-            Turn(name, dict.fromkeys(sources, partitioner), own=isinstance(given, str))
+            Turn(
+                name,
+                dict.fromkeys(sources, partitioner),
+                may_repeat=isinstance(given, str),
+            )
             for given, (name, partitioner) in zip(backends, partitioners, strict=True)
         ]
         settings = Settings(

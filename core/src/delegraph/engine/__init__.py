@@ -1,7 +1,8 @@
-"""The work of a lowering; ``pipeline`` lists its steps.
+"""The steps of a lowering; ``pipeline`` runs them in order.
 
-The names below are public, for other faces of the one pipeline and for support checks;
-the modules are not.
+The modules are private. These names are public: ``lower_programs`` and
+``whole_delegate`` for plugins with entry points of their own, ``extract_partition`` for
+support checks.
 """
 
 from .extract import extract_partition

@@ -1,4 +1,9 @@
-"""Checks the tags of a partitioner and makes a ``Plan`` of them."""
+"""Calls a partitioner, checks its result, and makes a ``Plan`` of it.
+
+A partitioner writes a tag, the name of a partition, into ``node.meta`` of each node
+that a backend takes. The plan has one ``Partition`` for each tag; nodes without a tag
+stay on the host.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +24,20 @@ from torch.fx import Node
 
 from ..discovery.plugin_call import PluginCall
 from ..errors import PluginFailed
-from ..partitioner.check_result import check_result
+from ..partitioner.check_result import check_partition_result
 from ..partitioner.interface import Partitioner, PartitionResult, Refusal
 from .buffer_owners import give_state, returned_values
 from .compiler_interface import Session
 from .failures_to_refusals import guarded, may_be_refusal, reason_of
-from .partition_records import ON_HOST, Partition, Plan, Tags, broken
+from .partition_records import ON_HOST, Partition, Plan, Tags, contract_broken
 
 
 class Answer(NamedTuple):
-    """A partitioner's result for a program, and the tags that it put on the nodes.
-
-    ``before``: the program as the partitioner got it.
-    """
+    """A partitioner's result for a program, and the tags that it put on the nodes."""
 
     program: ExportedProgram
     result: PartitionResult
     tags: Tags
-    before: Snapshot
 
 
 def check_settings(
@@ -44,7 +45,7 @@ def check_settings(
 ) -> None:
     """Let ``partitioner`` check its settings; it may raise OptionError.
 
-    ``programs``: those of all methods that the partitioner will be asked about.
+    ``programs``: method -> program, for all methods that the partitioner will get.
     """
     with PluginCall(partitioner, "check_settings"):
         partitioner.check_settings(programs)
@@ -59,30 +60,33 @@ def ask(
     """Ask ``partitioner`` about ``program``, and check that it only sets tags.
 
     ``session``: calls the partitioner, or has an earlier answer; None: the partitioner
-    is called here. ``may_fail``: if the partitioner raises an exception, the calls that
-    the exception is about are refused, or all calls if these are not known. Without it,
-    PluginFailed is raised. Raises ContractViolation for a result of a wrong type, a tag
-    that is not allowed, and for a partitioner that changes more than tags.
+    is called here. ``may_fail``: if the partitioner raises an exception, calls are
+    refused as ``_result_after_failure`` describes. Without it, PluginFailed is raised.
+    Raises ContractViolation for a result of a wrong type, a tag that is not allowed,
+    and for a partitioner that changes more than tags.
     """
     before = Snapshot(program)
     try:
         if session is None:
-            result = _result(program, partitioner)
+            result = _call(program, partitioner)
         else:
             result = session.partition(partitioner, program)
     except PluginFailed as failure:
         if not may_fail or not may_be_refusal(failure):
             raise
         result = _result_after_failure(program, partitioner, failure)
-    check_result(partitioner, result, program)
+    check_partition_result(partitioner, result, program)
     subject = f"partitioner {type(partitioner).__name__}"
     _check_untouched(subject, before)
     tags = _tags(program, result.partition_tags, subject)
-    return Answer(program, result, tags, before)
+    return Answer(program, result, tags)
 
 
-def _result(program: ExportedProgram, partitioner: Partitioner) -> PartitionResult:
-    """Return the partitioner's result, unchecked; errors name the plugin."""
+def _call(program: ExportedProgram, partitioner: Partitioner) -> PartitionResult:
+    """Return the partitioner's result, unchecked.
+
+    An exception of the partitioner becomes PluginFailed, which names the plugin.
+    """
     with PluginCall(partitioner, "partition"):
         return partitioner(program)
 
@@ -100,7 +104,7 @@ def _result_after_failure(
     guarded_partitioner = guarded(partitioner)
     if guarded_partitioner is not None:
         try:
-            return _result(program, guarded_partitioner)
+            return _call(program, guarded_partitioner)
         except PluginFailed as second_failure:
             if not may_be_refusal(second_failure):
                 raise
@@ -119,9 +123,12 @@ def _forget_tags(program: ExportedProgram) -> None:
 
 
 def make_plan(answer: Answer) -> Plan:
-    """Return the plan for an answer. Raises ContractViolation for impossible tags."""
-    program, result, tags, before = answer
-    partitions = connected_partitions(program, result, tags)
+    """Return the plan for an answer.
+
+    Raises ContractViolation for tags from which no partitions can be built.
+    """
+    program, result, tags = answer
+    partitions = build_partitions(program, result, tags)
     # The first tag of a call names the partition that returns its value. If the first
     # tag is None, the host computes the value.
     provider = {
@@ -135,36 +142,37 @@ def make_plan(answer: Answer) -> Plan:
         tags,
         provider,
         list(result.refusals),
-        before,
     )
 
 
-def connected_partitions(
+def build_partitions(
     program: ExportedProgram, result: PartitionResult, tags: Tags
 ) -> dict[str, Partition]:
-    """Return the partitions of a program by tag, with inputs, outputs and state.
+    """Return tag -> partition, with all fields of each partition.
 
     A partition without ``nodes`` has only constants. Raises ContractViolation for a
     constant or a written buffer that a partition cannot own.
     """
-    partitions = _collect(tags, result)
+    partitions = _collect_members(tags, result)
     position = {n: k for k, n in enumerate(program.graph.nodes)}
     # before outputs are found: the host does not return new values of buffers that
     # partitions keep
     give_state(program, tags, partitions)
-    returned = returned_values(
-        program, {n for p in partitions.values() for n in p.state}
-    )
-    results = _result_positions(program)
+    kept_buffers: set[Node] = set()
     for partition in partitions.values():
-        _connect(partition, tags, position, returned, results)
+        kept_buffers.update(partition.state)
+    returned = returned_values(program, kept_buffers)
+    result_position = _result_positions(program)
+    for partition in partitions.values():
+        _set_inputs_and_outputs(partition, tags, position, returned, result_position)
     return partitions
 
 
 def _check_untouched(subject: str, before: Snapshot) -> None:
     """Raise ContractViolation if a partitioner changed more than tags since ``before``.
 
-    ``subject`` names the partitioner. Restores changed recorded values.
+    ``subject`` names the partitioner. If it replaced ``meta["val"]`` of nodes, the old
+    values are put back.
     """
     subgraphs = before.edited_subgraphs()
     tensors = before.written_tensors()
@@ -176,21 +184,22 @@ def _check_untouched(subject: str, before: Snapshot) -> None:
     elif before.is_rewritten():
         changed = "the graph"
     else:
-        retyped = before.put_values_back()
+        retyped = before.put_values_back()  # the first node with another type
         if retyped is None:
             return
         changed = f"the recorded type of {retyped.name} (meta['val'])"
     text = f"{subject} changed {changed}; it may only set meta['delegation_tag']"
-    raise broken(text, retyped)
+    raise contract_broken(text, retyped)
 
 
 def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> Tags:
     """Return node -> its tags, for nodes that have some.
 
-    Tags of calls that only check something and stay on the host (``ON_HOST``), and of
-    buffers that several methods share, are left out. ``valid``: has the tags that the
-    partitioner returned, as keys. ``subject`` names the partitioner in errors. Raises
-    ContractViolation for an unknown tag, or a tag on a node that cannot be delegated.
+    Two kinds of nodes stay on the host, so their tags are left out: checks that the
+    host computes (``ON_HOST``), and buffers that several methods share. ``valid``: its
+    keys are the tags that the partitioner returned. ``subject`` names the partitioner
+    in errors. Raises ContractViolation for an unknown tag, or a tag on a node that
+    cannot be delegated.
     """
     # the placeholders that may be tagged
     ownable = constant_placeholders(program) | set(written_values(program))
@@ -200,13 +209,17 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
         if not node_tags or ON_HOST in node.meta or SHARED_STATE in node.meta:
             continue
         if node.op == "output":
-            raise broken(f"{subject}: output node {node.name} should not be tagged")
+            raise contract_broken(
+                f"{subject}: output node {node.name} should not be tagged"
+            )
         if node.op == "placeholder" and node not in ownable:
             kind = (
                 "placeholder node for non-params, non-buffer, and non-tensor constants"
             )
-            raise broken(f"{subject}: {kind} should not be tagged: {node.name}")
-        # a first entry None is no tag to look up: the host computes the call as well
+            raise contract_broken(
+                f"{subject}: {kind} should not be tagged: {node.name}"
+            )
+        # None as the first tag means that the host computes the call as well
         is_on_host = node_tags[0] is None and node.op == "call_function"
         for tag in node_tags[1:] if is_on_host else node_tags:
             if tag not in valid:
@@ -214,7 +227,7 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
                     f"{subject}: tag {tag!r} of {node.name} is not in partition_tags"
                     f" {list(valid)}"
                 )
-                raise broken(text, node)
+                raise contract_broken(text, node)
         tags[node] = node_tags
     return tags
 
@@ -233,7 +246,7 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
     )
     if not all(tag is None or isinstance(tag, str) for tag in node_tags):
         kind = type(tag_or_tags).__name__
-        raise broken(
+        raise contract_broken(
             f"{subject}: {node.name} has the tag {tag_or_tags!r:.80} ({kind}); a tag is"
             " a str",
             node,
@@ -249,14 +262,14 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
             f"{subject}: {node.name} takes an item of {node.args[0]}, so it must have"
             f" its tags {producer}, not {node_tags}"
         )
-        raise broken(text, node)
+        raise contract_broken(text, node)
     return producer
 
 
-def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
-    """Return the partitions by tag, with calls, constants and boundary types.
+def _collect_members(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
+    """Return tag -> partition, with calls, constants and boundary types.
 
-    Inputs, outputs and state are empty yet. Raises ContractViolation if a constant
+    Inputs, outputs and state are still empty. Raises ContractViolation if a constant
     without copies ("no_copy") has a user outside of its partition.
     """
     dtypes = result.boundary_types
@@ -270,41 +283,40 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
                 if tag is not None:  # not the host
                     partitions[tag].nodes.append(node)
     for tag, partition in partitions.items():
-        # calls and operands of the partition; constants, and values with a boundary
-        # type, are among them
-        used = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
+        used = set(partition.nodes)
+        for call in partition.nodes:
+            used.update(call.all_input_nodes)
         partition.constants = [n for n in used if n.op == "placeholder" and n in tags]
         partition.boundary = {
             n: result.boundary_types[n.name]
             for n in used
             if n.name in result.boundary_types
         }
-        # "no_copy" is the partitioner's mark for a constant that is to have no second
-        # copy
+        # the partitioner marks a constant of which there must be only one copy
         unique = [n for n in partition.constants if n.meta.get("no_copy")]
         for node in unique:
             for user in node.users:
                 if tags.get(user) != (tag,):
                     text = (
                         f"constant {node.name} is tagged with {tag} but has user"
-                        f" {user.name} which has tag"
+                        f" {user.name} which has tag {tags.get(user)}"
                     )
-                    raise broken(f"{text} {tags.get(user)}", user)
+                    raise contract_broken(text, user)
     return partitions
 
 
-def _connect(
+def _set_inputs_and_outputs(
     partition: Partition,
     tags: Tags,
     position: Mapping[Node, int],
     returned: Collection[Node],
-    results: Mapping[Node, int],
+    result_position: Mapping[Node, int],
 ) -> None:
     """Fill ``inputs`` and ``outputs`` of a partition, and sort its constants.
 
     ``position``: node -> its position in the graph. ``returned``: nodes that the host
-    returns or stores. ``results``: node -> its position among the results of the
-    program.
+    returns or stores. ``result_position``: node -> its position among the results of
+    the program.
     """
     partition.constants.sort(key=position.__getitem__)
     inside = {*partition.nodes, *partition.constants}
@@ -320,13 +332,11 @@ def _connect(
         for n in partition.nodes
         if tags[n][0] == partition.tag and _is_output(n, tags, returned)
     ]
-    # Outputs that are results of the program change places with each other until they
-    # are in the program's order, as files of whole programs need; other outputs stay
-    # where they are.
-    in_order = iter(
-        sorted((n for n in outputs if n in results), key=results.__getitem__)
-    )
-    partition.outputs = [next(in_order) if n in results else n for n in outputs]
+    # Files of whole programs need results in the program's order. So outputs that are
+    # results are sorted among themselves; other outputs stay where they are.
+    results = [n for n in outputs if n in result_position]
+    in_order = iter(sorted(results, key=result_position.__getitem__))
+    partition.outputs = [next(in_order) if n in result_position else n for n in outputs]
 
 
 def _result_positions(program: ExportedProgram) -> dict[Node, int]:
@@ -341,14 +351,13 @@ def _result_positions(program: ExportedProgram) -> dict[Node, int]:
 def _is_output(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
     """Return whether ``node`` is an output of its partition.
 
-    It is an output if the host returns or stores its value, or if a user needs the
-    value and does not compute it itself. A call with several results is never an
-    output: the nodes that unpack these results are outputs.
+    It is an output if the host returns or stores its value, or if it has a user on the
+    host or in a partition without a copy of ``node``. A call with several results is
+    never an output: the nodes that unpack these results are outputs.
     """
     has_several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]
-    # a user on the host (no tags), or in a partition that does not compute ``node``
-    # itself
+    # a user without tags is on the host
     used_elsewhere = any(
         not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in users
     )

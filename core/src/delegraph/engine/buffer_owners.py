@@ -7,18 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from delegraph_programs import (
-    output_values,
-    placeholders,
-    written_values,
-)
-from delegraph_programs.exported_program import (
-    STATE_WRITES,
-)
+from delegraph_programs import output_values, placeholders, written_values
+from delegraph_programs.exported_program import STATE_WRITES
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from .partition_records import Partition, Tags, broken
+from .partition_records import Partition, Tags, contract_broken
 
 
 def give_state(
@@ -27,8 +21,8 @@ def give_state(
     """Let partitions own the written buffers that are tagged for them.
 
     Fills ``state`` of the partitions, and adds the buffers to their ``constants``.
-    Raises ContractViolation if a buffer has several tags, or if
-    a node outside of the partition reads the buffer or computes its last value.
+    Raises ContractViolation if a written buffer has several tags. Also raises it if a
+    node outside of the partition reads the buffer or computes its last value.
     """
     for buffer, last in written_values(program).items():
         if buffer not in tags:
@@ -38,7 +32,7 @@ def give_state(
                 f"buffer {buffer.name} is written, so only one delegate can keep it,"
                 f" not {tags[buffer]}"
             )
-            raise broken(text, buffer)
+            raise contract_broken(text, buffer)
         partition = partitions[str(tags[buffer][0])]
         own_tags = (partition.tag,)
         outside_uses = [
@@ -52,13 +46,13 @@ def give_state(
         if outside_uses:
             text = (
                 f"buffer {buffer.name} is written and tagged with {partition.tag}, but"
-                " outside of that partition "
+                f" outside of that partition {', '.join(outside_uses)}"
             )
             hint = (
                 "leave its placeholder untagged: the host then passes it to the"
                 " delegate and stores the new value"
             )
-            raise broken(text + ", ".join(outside_uses), buffer, hint)
+            raise contract_broken(text, buffer, hint)
         partition.state[buffer] = last
         if buffer not in partition.constants:
             partition.constants.append(buffer)

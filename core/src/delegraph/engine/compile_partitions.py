@@ -1,7 +1,8 @@
-"""The step ``compile``: partitions get the results of their backends.
+"""The step ``compile``: backends compile the partitions.
 
-Refused partitions are taken out of their plans. If a compiler failed on a partition,
-its parts are compiled, and only the parts that fail are lost.
+A partition that its compiler refuses is taken out of its plan. If a compiler raises an
+exception for a partition, parts of the partition are compiled. Only the parts that fail
+are then taken out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .serial_compiler import fingerprint_of
 
 
 class Done(NamedTuple):
-    """The compiled work, the refused work, and notes for the report."""
+    """The result of the step: compiled partitions, refused ones, and report notes."""
 
     work: list[Work]
     refused: list[Work]
@@ -31,9 +32,9 @@ class Done(NamedTuple):
 class PartitionCompiler(NamedTuple):
     """Compiles partitions in a session.
 
-    ``registry``: finds the backends. ``gives_back``: the calls of a refused partition
-    stay on the host. Without it, a refusal is raised as an error, because no report
-    could show the refusal.
+    ``registry``: finds the backends. ``gives_back``: a refused partition is taken out
+    of its plan, and its calls go to the next backend or the host. Without it, a refusal
+    is raised as an error, because no report could show the refusal.
     """
 
     registry: Registry
@@ -57,11 +58,11 @@ class PartitionCompiler(NamedTuple):
         for one in narrowed:
             done.work.extend(one.kept)
             done.refused.extend(one.refused)
-            # the report shows refused parts by itself
+            # if parts are refused, the report has rows about them instead of a note
             if not one.refused:
                 done.notes.append(_split_note(one))
         for top in plans.values():
-            for plan in top.all():
+            for plan in top.with_inner():
                 give_back(plan, [one for one in narrowed if one.work.plan is plan])
         self._attach(done.work)
         return done

@@ -106,16 +106,16 @@ class Session(Protocol):
     def partition(
         self, partitioner: Partitioner, program: ExportedProgram
     ) -> PartitionResult:
-        """Call ``partitioner`` with ``program``, in a block of
-        ``registry.attributing``.
+        """Call ``partitioner`` with ``program``, and return its result.
 
-        A session that kept an earlier answer may return that answer instead. The
-        session then sets the tags and the metadata of the program's nodes as the
+        The call must be in a block of ``registry.attributing``, so that errors name the
+        plugin. A session that kept an earlier answer may return that answer instead.
+        The session then sets the tags and the metadata of the program's nodes as the
         partitioner would.
         """
 
     def compile(self, requests: Sequence[Request]) -> Sequence[Compiled]:
-        """Compile partitions. Returns an answer for each request, in their order."""
+        """Compile partitions. Returns an answer for each request, in the same order."""
 
 
 class Compiler(Protocol):

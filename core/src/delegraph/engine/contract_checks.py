@@ -1,9 +1,12 @@
-"""Checks the result of a backend, and its changes to the program."""
+"""Checks that ``preprocess`` of a backend keeps its contract.
+
+Its result must have the right types. It must not change tensors and subgraphs that
+belong to others, nor the inputs and outputs of its program.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from delegraph_programs import all_nodes, output_values, user_inputs
@@ -19,13 +22,13 @@ from ..io.blob_pieces import is_blob
 from ..named_data import check_output
 
 
-def handles_of(program: ExportedProgram) -> set[int]:
+def allowed_handles(program: ExportedProgram) -> set[int]:
     """Return the debug handles that a debug map may name.
 
     These are the handles of the program's nodes, and as many handles after the largest
-    of them. A backend that lowers its program through another backend adds calls of
-    delegates, at most one for each node. The added calls get the handles after the
-    largest.
+    of them: {3, 5} allows 3, 5, 6 and 7. A backend that lowers its program through
+    another backend adds calls of delegates, at most one for each node. The added calls
+    get the handles after the largest.
     """
     handles = {
         n.meta["debug_handle"]
@@ -47,14 +50,13 @@ def flat_results(
     """
     wanted = {m: len(p) for m, p in programs.items()}
     if isinstance(returned, Mapping):
-        # method -> number of its results, or the type of a wrong value
+        # method -> number of its results; the name of the type if it is no list
         counts: Any = {
             m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__
             for m, r in returned.items()
         }
     else:
-        # ``returned`` as text, for the error; cut, because it may have all bytes of
-        # blobs
+        # text for the error; cut, because it may have all bytes of blobs
         counts = f"{returned!r:.80}"
     if counts != wanted:
         text = (
@@ -86,12 +88,12 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
         result.processed_bytes
     ):
         raise wrong(type(result.processed_bytes).__name__, wanted)
-    if why := _why_not_debug_map(result.debug_handle_map, handles):
+    if why := _fault_of_debug_map(result.debug_handle_map, handles):
         raise wrong(
             f"a debug_handle_map {why}",
             "it must map identifiers (int or str) to tuples of debug handles",
         )
-    if why := _why_not_reported(result):
+    if why := _fault_of_reported(result):
         wanted = (
             "output must be a str, facts must be a mapping, and figures must map"
             " identifiers of debug_handle_map to {name: number below 2**63}"
@@ -104,10 +106,10 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
             raise wrong("unusable named data", e.message, e.hint) from e
 
 
-def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
+def _fault_of_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
     """Return the first fault of a ``debug_handle_map`` in words, or None.
 
-    The map may be None.
+    A map that is None has no fault.
     """
     if debug_map is None:
         return None
@@ -127,7 +129,7 @@ def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
     return None
 
 
-def _why_not_reported(result: PreprocessResult) -> str | None:
+def _fault_of_reported(result: PreprocessResult) -> str | None:
     """Return the first fault of ``output``, ``facts`` or ``figures`` in words, or None.
 
     Report files contain all three, so their values must fit into such files.
@@ -164,18 +166,18 @@ def check_untouched(
 ) -> None:
     """Raise ContractViolation if a backend made a change that is forbidden.
 
-    ``program``: the program of the partition ``tag`` after the call of ``preprocess``.
-    ``before``: a snapshot from before the call. ``extract`` returns the program as it
-    was then. A backend may rewrite the graph of its program. But it must not change
-    tensors and subgraphs that it shares (``check_others``), nor the inputs and outputs
-    of the delegate.
+    A backend may rewrite the graph of its program. But it must not change tensors and
+    subgraphs that it shares (``check_shared``), nor the inputs and outputs of its
+    program. ``program``: the program of the partition ``tag`` after the call of
+    ``preprocess``. ``before``: a snapshot from before the call. ``extract`` returns the
+    program as it was then.
     """
-    check_others(backend, tag, before)
+    check_shared(backend, tag, before)
     if before.is_rewritten():
-        _check_convention(backend, tag, program, extract())
+        _check_inputs_and_outputs(backend, tag, program, extract())
 
 
-def check_others(backend: str, tag: str, before: Snapshot) -> None:
+def check_shared(backend: str, tag: str, before: Snapshot) -> None:
     """Raise ContractViolation if a backend changed tensors or subgraphs that it shares.
 
     A backend shares the weights with the caller, and the subgraphs of branches and
@@ -201,7 +203,7 @@ def check_others(backend: str, tag: str, before: Snapshot) -> None:
         raise ContractViolation("contract-violation", text, hint=hint)
 
 
-def _check_convention(
+def _check_inputs_and_outputs(
     backend: str, tag: str, program: ExportedProgram, fresh: ExportedProgram
 ) -> None:
     """Raise ContractViolation if a backend changed the inputs or outputs of its
@@ -222,12 +224,12 @@ def _check_convention(
     specs = program.graph_signature.output_specs
     pairs = zip(specs, output_values(program), strict=False)
     values = [value for spec, value in pairs if spec.kind not in MUTATIONS]
-    # An output may be a node of the backend without a recorded type. It then counts as
-    # having the old type, or "?" if there was no output at its position.
-    outputs_now = [
-        _type_of(v) or old
-        for v, old in zip_longest(values, outputs[: len(values)], fillvalue="?")
-    ]
+    outputs_now = []
+    for position, value in enumerate(values):
+        # A node that the backend inserted may have no recorded type. Its type then
+        # counts as unchanged.
+        old = outputs[position] if position < len(outputs) else "?"
+        outputs_now.append(_type_of(value) or old)
     for kind, wanted, present in (
         ("inputs", inputs, inputs_now),
         ("outputs", outputs, outputs_now),
@@ -235,9 +237,8 @@ def _check_convention(
         if wanted != present:
             text = (
                 f"{backend}.preprocess changed how partition {tag} is called: its"
-                f" {kind} are {wanted}"
+                f" {kind} are {wanted}, and {present} in the program that it left"
             )
-            text += f", and {present} in the program that it left"
             hint = (
                 "an input that the compiled part does not need is still passed; ignore"
                 " it there"

@@ -1,11 +1,17 @@
 """Decomposes operators on demand.
 
-An operator that a backend keeps stays whole. Every other call that has a decomposition
-is traced by itself, with fake tensors. The decomposition replaces the call, and the
-backend is asked about the new calls. If no backend takes any of the new calls, the call
-stays whole, and the host runs the call as eager PyTorch does. For program files that
-need core ATen, ``in_core_aten`` decomposes the host's calls afterwards. The program is
+A backend *keeps* a call if it takes the call whole. Every other call that has a
+decomposition is traced by itself, with fake tensors. The decomposition replaces the
+call, and the backend is asked about the new calls, the *parts*. If no backend takes any
+part, the call stays whole, and the host runs it as eager PyTorch does. The program is
 never retraced as a whole. If a backend refuses nothing, nothing is done.
+
+There are two kinds of decompositions. ``to_core`` finds those of operators outside of
+core ATen, and ``beyond_core`` those of core ATen operators. Both return None for an
+operator without a decomposition.
+
+For program files that need core ATen, ``in_core_aten`` decomposes the host's calls
+afterwards.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from delegraph_programs import (
     TRACING,
@@ -45,8 +51,19 @@ Keeps = Callable[[Node], bool]
 """A function that returns whether some backend takes a call whole."""
 
 
+class _Kept(NamedTuple):
+    """The calls and operators that some partitioners keep.
+
+    ``keeps`` returns whether one of them keeps a call. ``operators``: the operators
+    that traces must not decompose, because the partitioners are asked about them.
+    """
+
+    keeps: Keeps
+    operators: frozenset[Any]
+
+
 class Decomposer:
-    """The decompositions of one lowering.
+    """Decomposes calls in the programs of one lowering.
 
     Remembers traces, and which decompositions were of no use. Changes the graphs of the
     programs that it gets, so these must be private to the lowering. ``session``: calls
@@ -77,7 +94,7 @@ class Decomposer:
         decomposed.
 
         ``later``: the partitioners of the next backends. A call that one of these keeps
-        stays whole for it. Calls of which no part is delegated are restored.
+        stays whole. A decomposed call without a delegated part is restored.
         """
         composites = Composites()
         answer = self.ask(program, partitioner, later, composites)
@@ -101,30 +118,29 @@ class Decomposer:
         helps.
 
         ``later``: the partitioners of the next backends. A call that one of these keeps
-        stays whole for it. ``composites`` gets the calls that are decomposed; None: no
-        record is kept.
+        stays whole. ``composites`` gets the calls that are decomposed; None: no record
+        is kept.
         """
         composites = composites or Composites()
         self.tracer.begin(program)
         program = self._decompose_for_tags(program, partitioner, later, composites)
-        # Each turn asks the partitioner about the whole graph, because calls have to
-        # form partitions, so an answer depends on the whole graph. The turn then
-        # decomposes calls that the partitioner left. Exceptions are calls that were
-        # ``attempted`` before, final refusals, calls that torch cannot decompose, and
-        # calls that only check something (``ON_HOST``). The partitioner may leave some
-        # of the new calls. So the loop ends when there is no new call to attempt, or
-        # when no call was decomposed.
+        # Each round asks the partitioner about the whole graph, because the partitions
+        # depend on all calls. The round then decomposes calls that the partitioner
+        # left. Left out are calls that were ``attempted`` before, final refusals, calls
+        # without a decomposition, and checks that the host computes (``ON_HOST``). The
+        # partitioner may leave some of the new calls, too. So rounds follow until there
+        # is no call to attempt, or no call was decomposed.
         attempted: set[Node] = set()
         while True:
             answer = ask(program, partitioner, self._session, self._may_fail)
-            not_decomposed = {r.node for r in answer.result.refusals if r.final}
+            final = {r.node for r in answer.result.refusals if r.final}
             left = [
                 n
                 for n in _calls(program)
                 if n not in answer.tags and ON_HOST not in n.meta
             ]
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
-            new = [n for n in left if n not in attempted and n not in not_decomposed]
+            new = [n for n in left if n not in attempted and n not in final]
             attempted.update(new)
             if not new:
                 return answer
@@ -145,23 +161,22 @@ class Decomposer:
         """Return ``program``, decomposed for a partitioner without a support check.
 
         Such a partitioner is asked about core ATen, and about the other operators that
-        ``partitioner`` or one of ``later`` keeps whole. If ``partitioner`` has a
-        support check, the program does not change. ``composites`` gets the calls that
-        are decomposed.
+        ``partitioner`` or one of ``later`` keeps. If ``partitioner`` has a support
+        check, the program does not change. ``composites`` gets the calls that are
+        decomposed.
         """
         if support_of(partitioner):
             return program
         decomposable = [n for n in _calls(program) if to_core(n.target)]
         if not decomposable:
             return program
-        reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))
-        # ``decompose`` replaces a call, and returns whether it did
-        changed = [
-            n
-            for n in decomposable
-            if not reducer.keeps(n) and reducer.decompose(n, composites)
-        ]
-        return rebuild(program) if changed else program
+        kept = self._kept(program, [partitioner, *later])
+        reducer = _Reducer(self.tracer, kept)
+        is_changed = False
+        for node in decomposable:
+            if not kept.keeps(node):
+                is_changed |= reducer.decompose(node, composites)
+        return rebuild(program) if is_changed else program
 
     def _decompose_left(
         self,
@@ -178,57 +193,56 @@ class Decomposer:
         ``composites`` gets the calls that are decomposed. Returns whether there are
         any.
         """
-        kept_later, _ = self._kept(program, later)
+        kept_later = self._kept(program, later).keeps
         unwanted = [n for n in refused if not kept_later(n)]
         support = support_of(partitioner)
+        decomposing: _Reducer | _Attempts
         if support is None:
-            reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))
-            # a list, since ``any`` of a generator would stop after the first success
-            return any([reducer.decompose(n, composites) for n in unwanted])
-        keeps = self._guarded(partitioner, _KeepsByAsking(support))
-        attempts = _Attempts(
-            self.tracer, lambda node: keeps(node) or kept_later(node), self._useless
-        )
-        return any([attempts.decompose(n, composites) for n in unwanted])
+            kept = self._kept(program, [partitioner, *later])
+            decomposing = _Reducer(self.tracer, kept)
+        else:
+            keeps = self._guarded(partitioner, _KeepsByAsking(support))
+            decomposing = _Attempts(
+                self.tracer, lambda node: keeps(node) or kept_later(node), self._useless
+            )
+        is_changed = False
+        for node in unwanted:
+            is_changed |= decomposing.decompose(node, composites)
+        return is_changed
 
     def _kept(
         self, program: ExportedProgram, partitioners: Sequence[Partitioner]
-    ) -> tuple[Keeps, frozenset[Any]]:
-        """Return a function and a set of operators.
+    ) -> _Kept:
+        """Return the calls and operators that ``partitioners`` keep in ``program``.
 
-        The function returns whether one of ``partitioners`` keeps a call whole. Traces
-        must not decompose the operators, because the partitioners are asked about them.
-        They are the operators that partitioners without a support check list, and
-        ``LINEAR`` if one has a support check. Each support check begins with
-        ``program`` here. If partitioners may fail, one that raises an exception keeps
-        nothing.
+        Each support check begins with ``program`` here. If partitioners may fail, one
+        that raises an exception keeps nothing.
         """
         keeps_by_partitioner: list[Keeps] = []
-        whole: set[Any] = set()
+        operators: frozenset[Any] = frozenset()
         for partitioner in partitioners:
             try:
-                keeps, operators = self._kept_by(program, partitioner)
+                kept = self._kept_by(program, partitioner)
             except PluginFailed as failure:
                 if not self._may_fail or not may_be_refusal(failure):
                     raise
                 log(failure)
                 continue
-            keeps_by_partitioner.append(keeps)
-            whole.update(operators)
+            keeps_by_partitioner.append(kept.keeps)
+            operators |= kept.operators
 
         def is_kept(node: Node) -> bool:
-            """Return whether a partitioner keeps the call ``node`` whole."""
+            """Return whether a partitioner keeps the call ``node``."""
             return any(keeps(node) for keeps in keeps_by_partitioner)
 
-        return is_kept, frozenset(whole)
+        return _Kept(is_kept, operators)
 
-    def _kept_by(
-        self, program: ExportedProgram, partitioner: Partitioner
-    ) -> tuple[Keeps, Collection[Any]]:
-        """Return a function and operators, as ``_kept`` does for several partitioners.
+    def _kept_by(self, program: ExportedProgram, partitioner: Partitioner) -> _Kept:
+        """Return the calls and operators that one partitioner keeps.
 
-        If ``partitioner`` has a support check, the check begins with ``program``, and
-        is asked about each call.
+        A partitioner without a support check lists operators. A support check begins
+        with ``program``, and is asked about each call. For it, the operators are
+        ``LINEAR``.
         """
         support = support_of(partitioner)
         work = PluginCall(partitioner, "support check")
@@ -244,7 +258,7 @@ class Decomposer:
                 """
                 return node.target in listed and (wanted is None or wanted(node))
 
-            return self._guarded(partitioner, is_listed), listed
+            return _Kept(self._guarded(partitioner, is_listed), listed)
         with work:
             support.begin(program)
         keeps = self._guarded(partitioner, _KeepsByAsking(support))
@@ -252,7 +266,7 @@ class Decomposer:
         # ``keeps`` remembers the answers
         for node in _calls(program):
             keeps(node)
-        return keeps, LINEAR
+        return _Kept(keeps, LINEAR)
 
     def _guarded(self, partitioner: Partitioner, keeps: Keeps) -> Keeps:
         """Return ``keeps``, a function of ``partitioner``, with errors that name the
@@ -287,18 +301,18 @@ def in_core_aten(
     cannot decompose for its arguments stays whole, too.
     """
 
-    def keeps(node: Node) -> bool:
+    def keeps_or_marks(node: Node) -> bool:
         """Return whether a call stays whole; mark it otherwise.
 
-        The report counts the user's call by this mark, which the calls that replace it
-        inherit.
+        The calls that replace a marked call inherit the mark. The report counts the
+        user's call by it.
         """
         if node.target not in keep and LEFT not in node.meta:
             node.meta[LEFT] = (handle_of(node), node.name, operator_name(node))
         return node.target in keep
 
     with TRACING:
-        return decompose_calls(copy_program(program), keeps, keep)
+        return decompose_calls(copy_program(program), keeps_or_marks, keep)
 
 
 def _calls(program: ExportedProgram) -> list[Node]:
@@ -311,10 +325,7 @@ def _calls(program: ExportedProgram) -> list[Node]:
 
 
 def rebuild(program: ExportedProgram) -> ExportedProgram:
-    """Return the program with a signature for its changed graph.
-
-    The tags of the last answer are removed.
-    """
+    """Return the program with a signature for its changed graph, and without tags."""
     for node in program.graph.nodes:
         node.meta.pop("delegation_tag", None)
     return exported_program.rebuild(program)
@@ -327,10 +338,10 @@ def support_of(partitioner: Partitioner) -> Support | None:
 
 
 class _KeepsByAsking:
-    """A function that asks a support check whether the backend takes a call.
+    """A function that returns whether a backend takes a call.
 
-    Remembers the answers. Before, the support check must begin with the program that
-    has the call, or into which the call is inserted.
+    It asks the backend's support check, and remembers the answers. The support check
+    must have begun with the program that has the call.
     """
 
     def __init__(self, support: Support) -> None:
@@ -340,17 +351,17 @@ class _KeepsByAsking:
     def __call__(self, node: Node) -> bool:
         """Return whether the backend takes the call ``node``.
 
-        A call that unpacks results has the answer about the call that returns them.
+        A call that unpacks results has the answer of the call that returns them.
         """
         if node.target is operator.getitem:
             return self(node.args[0])  # type: ignore[arg-type]
         if node not in self._known:
-            # this answer stays if the check raises an exception
+            # if the check raises an exception, the answer False remains
             self._known[node] = False
             self._known[node] = self._support.why_not(node) is None
             if self._known[node]:
-                # also the contract of ``Support``: the check may need its own answer
-                # when it is asked about the users of ``node``
+                # Called because the check may remember its answer, and need it when it
+                # is asked about the users of ``node``.
                 self._support.is_constant(node)
         return self._known[node]
 
@@ -358,14 +369,12 @@ class _KeepsByAsking:
 class _Reducer:
     """Decomposes calls until each is kept or is core ATen.
 
-    ``keeps`` returns whether a call is kept. ``whole``: operators that traces leave
-    whole, so that ``keeps`` is asked about them.
+    For partitioners without a support check.
     """
 
-    def __init__(self, tracer: Tracer, keeps: Keeps, whole: frozenset[Any]) -> None:
+    def __init__(self, tracer: Tracer, kept: _Kept) -> None:
         self.tracer = tracer
-        self.keeps = keeps
-        self.whole = whole
+        self.kept = kept
 
     def decompose(self, node: Node, composites: Composites | None = None) -> bool:
         """Decompose ``node``, and in turn the new calls that are not kept.
@@ -373,12 +382,14 @@ class _Reducer:
         ``composites`` gets ``node``; None: no record is kept. Returns False, without a
         change, if ``node`` has no decomposition.
         """
-        decomposition = self.tracer.decompose(node, to_core(node.target), self.whole)
+        decomposition = self.tracer.decompose(
+            node, to_core(node.target), self.kept.operators
+        )
         if decomposition is None:
             return False
         inlining = Inlining(node, decomposition)
         for call in inlining.calls:
-            if not self.keeps(call):
+            if not self.kept.keeps(call):
                 # without ``composites``, since the new calls are parts of ``node``
                 self.decompose(call)
         if composites is not None:
@@ -392,7 +403,7 @@ class _Attempts:
 
     A core ATen operator is decomposed only if the backend takes all parts. ``keeps``
     returns whether the backend takes a call. ``useless``: keys of calls that were
-    decomposed without use; it belongs to the lowering, and gets more keys.
+    decomposed without use in this lowering. More keys are added to it.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, useless: set[Any]) -> None:
@@ -405,8 +416,8 @@ class _Attempts:
 
         ``composites`` gets ``node`` if it is decomposed. Returns whether it is.
         """
-        # The key has the operators of the operands, because answers may depend on them,
-        # for example on constants.
+        # The key has the operators that compute the operands, because answers may
+        # depend on them. For example, a backend may need a constant operand.
         producers = (
             (i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder"
         )
@@ -439,7 +450,7 @@ class _Attempt(Inlining):
 
     ``complete``: the backend takes all parts. ``gains``: it takes at least one part
     that is neither a view nor a constant. ``_constant``: the parts that compute
-    constants: parts without operands, and parts with operands that are such parts.
+    constants. These have no operands, or only operands that are such parts.
     """
 
     def __init__(
@@ -457,9 +468,9 @@ class _Attempt(Inlining):
     def is_worthwhile(self) -> bool:
         """Return whether the decomposition should replace the call.
 
-        If the backend takes only some parts, that is so for an operator outside of core
-        ATen, and if one of them is a gain. For a core ATen operator, such parts gain
-        nothing, since the host runs the whole operator just as well.
+        It should if the backend takes all parts. If the backend takes only some, one of
+        these must be a gain, and the operator must be outside of core ATen. The host
+        runs a core ATen operator whole just as well.
         """
         return self.complete or (self.gains and to_core(self.node.target) is not None)
 

@@ -36,13 +36,12 @@ class Source(NamedTuple):
 def sources_by_method(
     program: Any, inputs: Any, kwargs: Any, shapes: Any
 ) -> dict[str, Source]:
-    """Return the source of each method, by name, from the arguments of ``lower``.
+    """Return method -> source, from the arguments of ``lower``.
 
-    If ``program`` is a mapping by method, each of the other arguments is a mapping by
-    method or None. A method that such a mapping lacks gets None. If ``program`` is no
-    mapping, the only method is ``forward``. Raises InputError for an empty
-    ``program``, for a name or a mapping of a wrong type, and for the name of an unknown
-    method.
+    If ``program`` is no mapping, the only method is ``forward``. If it is a mapping by
+    method, each of the other arguments is a mapping by method or None. A method that
+    such a mapping lacks gets None. Raises InputError for an empty ``program``, for a
+    name or a mapping of a wrong type, and for the name of an unknown method.
     """
     if not isinstance(program, Mapping):
         return {"forward": Source(program, inputs, kwargs, shapes)}
@@ -58,7 +57,8 @@ def sources_by_method(
         "example_kwargs": kwargs,
         "dynamic_shapes": shapes,
     }
-    tables: list[Mapping[str, Any]] = []  # one for each argument: method -> value
+    # method -> value, for each argument, in the order of the fields of ``Source``
+    tables: list[Mapping[str, Any]] = []
     for argument, table in arguments.items():
         if table is not None and not isinstance(table, Mapping):
             text = (
@@ -89,8 +89,13 @@ def export_method(method: str, source: Source) -> ExportedProgram:
     """
     program = source.program
     if isinstance(program, torch.nn.Module):
-        # the other fields of ``source`` are the arguments of the export
-        program = export_module(program, *source[1:], libraries=[_OWN_FOLDER])
+        program = export_module(
+            program,
+            source.inputs,
+            source.kwargs,
+            source.shapes,
+            libraries=[_OWN_FOLDER],
+        )
     if not isinstance(program, ExportedProgram):
         kind = (
             f"the class {program.__name__}"

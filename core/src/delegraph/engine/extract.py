@@ -1,5 +1,8 @@
-"""The step ``extract``: each partition becomes an ExportedProgram with the same
-tensors.
+"""The step ``extract``: each partition becomes an ExportedProgram.
+
+The program shares tensors with the whole program. Its *border* is its inputs and
+outputs. A value may cross the border in another dtype than the recorded one: its
+*boundary type*, which the partitioner chooses.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from torch.fx import Graph, Node
 
 from ..delegates.lowered_module import Argument, LoweredBackendModule
 from ..partitioner.interface import DelegationSpec, PartitionResult
-from .ask_partitioner import connected_partitions
+from .ask_partitioner import build_partitions
 from .partition_records import Partition, Plan, Work
 
 _WRITES = {
@@ -66,10 +69,10 @@ def extract(
 
     The new program has placeholders of the partition's constants, then of its inputs.
     It returns a flat tuple: first the new values of buffers that the partition owns and
-    writes, as mutations, then the outputs. A value with a boundary type crosses the
-    border in that dtype, and is cast inside. The program has copies of tensors that it
-    writes, and shares all others with ``whole``. ``meta`` of the graph module has the
-    ``method`` and the tag (``partition``), for the backend.
+    writes, as mutations, then the outputs. A value with a boundary type is cast inside.
+    The program has copies of tensors that it writes, and shares all others with
+    ``whole``. For the backend, ``meta`` of the graph module has the method, and the tag
+    under the key "partition".
     """
     build = _Build(whole, partition)
     call = flat_call(len(partition.inputs), len(partition.outputs))
@@ -101,8 +104,7 @@ def extract(
 
 
 class ProgramsOf:
-    """A function that returns the partition's program for its backend, a fresh one each
-    time.
+    """A function that returns a fresh program of a partition at each call.
 
     The first call returns the program that the partition's module has already. A
     backend may change its program, so each later call makes a new program, and stores
@@ -130,8 +132,9 @@ class _Build:
     """
 
     def __init__(self, whole: ExportedProgram, partition: Partition) -> None:
-        """Build the whole graph, in this order: placeholders of constants, placeholders
-        of inputs, calls, output.
+        """Build the graph of ``partition``, a part of the program ``whole``.
+
+        The order is: placeholders of constants, placeholders of inputs, calls, output.
         """
         self.graph = Graph(owning_module=whole.graph_module)
         self.partition = partition
@@ -172,8 +175,8 @@ class _Build:
     def _input(self, node: Node) -> InputSpec:
         """Add a placeholder for the run-time input ``node``, and return its spec.
 
-        If the input has a boundary type, the placeholder has it. A cast inside of the
-        partition then restores the recorded dtype.
+        If the input has a boundary type, the placeholder gets this dtype. A cast inside
+        of the partition then restores the recorded dtype.
         """
         placeholder = self._placeholder(node)
         if node in self.partition.boundary:
@@ -193,8 +196,7 @@ class _Build:
         """Add the graph's output, and return its specs.
 
         The new values of buffers come first, then the results in their boundary types.
-        ``state``: for each buffer that the partition writes, its last value and its
-        spec.
+        ``state``: (last value, spec) of each buffer that the partition writes.
         """
         values: list[Node] = []
         specs: list[OutputSpec] = []
@@ -217,8 +219,8 @@ class _Build:
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
     """Add a call to ``graph`` that casts ``node`` to ``dtype``, and return the call.
 
-    The call is named after the node and the dtype. It has the metadata of the node,
-    such as its source, but not its tag: the call belongs to no partition of the host.
+    The call is named ``NODE_as_DTYPE``. It has the metadata of the node, such as its
+    source, but not its tag, because the cast belongs to no partition.
     """
     name = f"{node.name}_as_{str(dtype).removeprefix('torch.')}"
     new = graph.create_node(
@@ -251,7 +253,7 @@ def extract_partition(
     A support check may compile this program in ``Support.partition_why_not(nodes)``.
     ``exported_program``: the program that ``Support.begin`` got. ``nodes``: calls of
     that program. The calls keep their names and debug handles. Buffers that
-    ``exported_program`` writes become inputs. ``boundary_types``: those of the
+    ``exported_program`` writes become inputs. ``boundary_types``: as in
     ``PartitionResult``. The result shares tensors and subgraphs with
     ``exported_program``, so do not change these. Takes time linear in the size of
     ``exported_program``.
@@ -264,5 +266,5 @@ def extract_partition(
     }
     tags |= dict.fromkeys(nodes, ("",))
     result = PartitionResult(exported_program, {"": DelegationSpec("")}, boundary_types)
-    partition = connected_partitions(exported_program, result, tags)[""]
+    partition = build_partitions(exported_program, result, tags)[""]
     return extract("", exported_program, partition)

@@ -1,6 +1,7 @@
-"""Turns exceptions of backends into refusals.
+"""Turns exceptions of partitioners and compilers into refusals.
 
-Their tracebacks are logged for the authors of the backend.
+The exception's text becomes the reason. The traceback is logged for the authors of the
+backend.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ HINT = (
 def may_be_refusal(error: BaseException) -> bool:
     """Return whether an exception of a plugin can count as a refusal.
 
-    The errors of ``delegraph.errors``, such as ContractViolation and OptionError,
-    cannot, with one exception: PluginFailed can, because it reports an exception of a
-    plugin. Subclasses that a plugin defines can, too. No exception can if it is, or was
-    caused by, a MemoryError or an attempt to exit (an exception that is no
-    ``Exception``).
+    The errors of ``delegraph.errors``, such as ContractViolation, cannot. But
+    PluginFailed can, because it reports an exception of a plugin. Subclasses that a
+    plugin defines can, too. No exception can if it is, or was caused by, a MemoryError
+    or an attempt to exit (an exception that is no ``Exception``).
     """
     is_own_error = getattr(errors, type(error).__name__, None) is type(error)
     if is_own_error and not isinstance(error, PluginFailed):
@@ -63,7 +63,7 @@ def log(failure: DelegraphError) -> None:
 def reason_of(error: BaseException) -> Reason:
     """Log ``error``, and return the reason for calls that are refused because of it.
 
-    A partitioner or its support check raised ``error`` about these calls.
+    A partitioner or its support check raised ``error`` when it was asked about them.
     """
     # a PluginFailed reports the exception of the plugin
     failure = (
@@ -83,8 +83,8 @@ def reason_of(error: BaseException) -> Reason:
 class GuardedSupport:
     """A support check that refuses calls about which ``inner`` raises an exception.
 
-    ``inner`` gives all other answers. Its exceptions in ``begin`` and ``is_constant``
-    pass.
+    ``inner`` gives all other answers. Exceptions of its ``begin`` and ``is_constant``
+    are not caught.
     """
 
     wraps = "inner"
@@ -128,7 +128,7 @@ def guarded(partitioner: Partitioner) -> Partitioner | None:
 
 
 def _refusal(error: Exception) -> Reason:
-    """Return the reason for a refusal because of ``error``, and log the error.
+    """Return ``reason_of(error)``, which also logs the error.
 
     Raises ``error`` if it cannot count as a refusal.
     """

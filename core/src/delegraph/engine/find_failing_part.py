@@ -1,29 +1,32 @@
-"""Finds the smallest part of a partition that its compiler fails on, so that the rest
-stays delegated.
+"""Finds the calls of a partition that its compiler fails on, so that the rest stays
+delegated.
 
 A compiler that raises an exception seldom names the operator that caused it. So the
-longest beginning of the partition that compiles is found by halving.
-The call after it goes to the next backend or to the host. The same is done with the
-calls after that.
+longest beginning of the partition that compiles is found by halving. The call after it
+goes to the next backend or to the host. The same is done with the calls after that.
+
+For example, the compiler fails on call 5 of 8. Calls 1 to 4 compile, and calls 1 to 6
+and 1 to 5 do not. So call 5 is refused, and calls 6 to 8 become a partition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from delegraph_programs.inseparable_calls import inseparable_groups
 from delegraph_programs.reachable_nodes import reachable
 from torch.fx import Node
 
 from ..partitioner import PartitionResult
-from .ask_partitioner import connected_partitions
+from .ask_partitioner import build_partitions
 from .extract import begin_work
 from .order_host_program import draws
 from .partition_records import Partition, Tags, Work
 
 MOST_COMPILATIONS = 8
-"""Most attempts to compile parts of one partition."""
+"""Most attempts to compile parts of one partition, since each may take long."""
 _FOR_THE_REST = 2
 """Attempts that halving leaves for the calls that follow the beginning."""
 
@@ -33,7 +36,7 @@ Unit = Sequence[Node]
 
 @dataclass
 class Narrowed:
-    """The result for a partition that was not compiled.
+    """A partition that was not compiled as a whole, and its parts.
 
     ``work``: the work on the whole partition. ``kept``: the work on its parts that
     compile. ``refused``: copies of ``work`` with only the calls that do not compile,
@@ -63,8 +66,8 @@ def narrow(work: Work, compile_part: Callable[[Work], None]) -> Narrowed:
 def _can_be_split(partition: Partition) -> bool:
     """Return whether a partition may become several.
 
-    It may not if it owns state or constants without copies: these belong to one
-    delegate.
+    It may not if it owns buffers that it writes, or constants that must have only one
+    copy: these belong to one delegate.
     """
     return not partition.state and not any(
         node.meta.get("no_copy") for node in partition.constants
@@ -74,9 +77,10 @@ def _can_be_split(partition: Partition) -> bool:
 class _Search:
     """The search for the calls of one partition that its compiler fails on.
 
-    ``run`` fills ``kept`` and ``refused``, which are those of ``Narrowed``. ``_left``:
-    the number of attempts that may still be made. ``_reason``: the reason of the last
-    attempt that failed. ``_constant``: the calls that compute constants.
+    ``run`` fills ``kept`` and ``refused``, which are those of ``Narrowed``.
+    ``_attempts_left``: the number of attempts that may still be made. ``_reason``: the
+    reason of the last attempt that failed. ``_constant``: the calls that compute
+    constants; each part gets copies of those that it needs.
     """
 
     def __init__(self, work: Work, compile_part: Callable[[Work], None]) -> None:
@@ -84,15 +88,12 @@ class _Search:
         self.refused: list[Work] = []
         self._work = work
         self._compile_part = compile_part
-        self._left = MOST_COMPILATIONS
+        self._attempts_left = MOST_COMPILATIONS
         self._reason = work.not_compiled
         self._constant = _constant_calls(work.partition)
 
     def run(self) -> None:
-        """Fill ``kept`` and ``refused`` with parts of the partition.
-
-        Constant calls are in each part that needs them.
-        """
+        """Fill ``kept`` and ``refused`` with parts of the partition."""
         nodes = self._work.partition.nodes
         units = inseparable_groups([n for n in nodes if n not in self._constant])
         if not units:  # there are only constant calls
@@ -103,7 +104,7 @@ class _Search:
             good = 0
             bad = len(units)
             beginning = None
-            while bad - good > 1 and self._left > _FOR_THE_REST:
+            while bad - good > 1 and self._attempts_left > _FOR_THE_REST:
                 middle = (good + bad) // 2
                 compiled = self._attempt(units[:middle])
                 if compiled is None:
@@ -113,11 +114,11 @@ class _Search:
                     beginning = compiled
             if beginning is not None:
                 self.kept.append(beginning)
-                # the units that follow may have failed only together with the beginning
+                # the other units may compile if they are apart from the beginning
                 if self._compiles(units[good:]):
                     return
             self._refuse(units[good:bad])
-            # first attempt to compile all units that follow, then search among them
+            # attempt to compile all units that follow; if that fails, search among them
             units = units[bad:]
             if units and self._compiles(units):
                 return
@@ -138,9 +139,9 @@ class _Search:
         Returns None if the part does not compile, or if no attempt is left. Counts the
         attempt, and keeps the reason of a failure.
         """
-        if self._left == 0:
+        if self._attempts_left == 0:
             return None
-        self._left -= 1
+        self._attempts_left -= 1
         work = begin_work(self._work.method, self._work.plan, self._part(units))
         self._compile_part(work)
         if work.not_compiled is not None:
@@ -152,11 +153,13 @@ class _Search:
         """Return a partition of ``units``, with copies of constant calls that they need."""
         whole = self._work.partition
         program = self._work.plan.program
-        own = {node for unit in units for node in unit}
         nodes = reachable(
-            own, lambda node: [n for n in node.all_input_nodes if n in self._constant]
+            chain.from_iterable(units),
+            lambda node: [n for n in node.all_input_nodes if n in self._constant],
         )
-        used = {operand for node in nodes for operand in node.all_input_nodes}
+        used: set[Node] = set()
+        for node in nodes:
+            used.update(node.all_input_nodes)
         tag = f"{whole.tag}/{len(self.kept) + 1}"
         tags: Tags = {node: (tag,) for node in whole.constants if node in used}
         for node in whole.nodes:  # in graph order
@@ -165,11 +168,11 @@ class _Search:
                 # then no output of the part
                 tags[node] = (None, tag) if node in self._constant else (tag,)
         result = PartitionResult(program, {tag: whole.spec}, whole.boundary_types)
-        return connected_partitions(program, result, tags)[tag]
+        return build_partitions(program, result, tags)[tag]
 
     def _refuse(self, units: Sequence[Unit]) -> None:
         """Add ``units`` to ``refused``, with the reason of the last failed attempt."""
-        refused = {node for unit in units for node in unit}
+        refused = set(chain.from_iterable(units))
         nodes = [node for node in self._work.partition.nodes if node in refused]
         partition = replace(self._work.partition, nodes=nodes)
         self.refused.append(

@@ -24,12 +24,11 @@ from .partition_records import Partition, Plan, Tags, Work
 
 
 def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
-    """Take the partitions of ``refused`` out of ``plan``; their ``kept`` parts replace
-    them.
+    """Take the partitions of ``refused`` out of ``plan``, and put their kept parts in.
 
-    All of ``refused`` belong to ``plan``. Changes partitions, tags, providers, refusals
-    and units of ``plan``, and its program: a decomposed call of which no part is
-    delegated any more is restored.
+    All of ``refused`` belong to ``plan``. Changes all fields of ``plan`` except
+    ``inner``. If no part of a decomposed call is delegated any more, the call is
+    restored in the program of ``plan``.
     """
     if not refused:
         return
@@ -38,20 +37,24 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
     plan.partitions = [p for p in plan.partitions if p.tag not in gone] + kept
     tags_left = {node: _tags_left(node, tags, gone) for node, tags in plan.tags.items()}
     plan.tags = {node: tags for node, tags in tags_left.items() if tags}
-    _tag(plan, kept)
+    _add_tags(plan, kept)
     # the first tag of a call names the partition that returns its value, or is None for
     # the host
     by_tag = {partition.tag: partition for partition in plan.partitions}
-    calls = (
-        (node, tags[0]) for node, tags in plan.tags.items() if node.op != "placeholder"
-    )
-    plan.provider = {node: by_tag[tag] for node, tag in calls if tag is not None}
+    plan.provider = {
+        node: by_tag[tags[0]]
+        for node, tags in plan.tags.items()
+        if node.op != "placeholder" and tags[0] is not None
+    }
     for one in refused:
         plan.refusals += _refusals(one, plan.tags)
-    # the next backend and the host get restored calls instead of their parts; parts
-    # with a boundary type stay
-    named = {n.name for p in plan.partitions for n in p.boundary}
-    plan.refusals = plan.composites.restore(plan.tags, named, plan.refusals)
+    # the next backend and the host get restored calls instead of their parts
+    with_boundary_type: set[str] = set()
+    for partition in plan.partitions:
+        with_boundary_type.update(node.name for node in partition.boundary)
+    plan.refusals = plan.composites.restore(
+        plan.tags, with_boundary_type, plan.refusals
+    )
     for partition in plan.partitions:
         partition.inputs = [plan.composites.present_node(n) for n in partition.inputs]
     plan.units = order(plan)
@@ -63,32 +66,33 @@ def _tags_left(
     """Return the ``tags`` of ``node`` without the partitions in ``gone``.
 
     Only a constant has several tags. If a call on constants loses some of its
-    partitions, the host computes the call as well, so None becomes its first tag. The
-    remaining partitions are compiled already, so none of them can get another output to
-    provide the value. If no partition remains, the result is empty. A placeholder is
-    not computed, and never gets None.
+    partitions, the host must compute the call: ``(a, b)`` without a is ``(None, b)``.
+    Partition b is compiled already, so it cannot get another output for the value. If
+    no partition remains, the result is empty. A placeholder is not computed, and never
+    gets None.
     """
     remaining = tuple(tag for tag in tags if tag is not None and tag not in gone)
-    # ``remaining`` is also shorter if None was among the tags: the host then computes
-    # the call as before
+    # shorter if a partition is gone, or if the host computes the call already (None)
     for_host_too = node.op != "placeholder" and len(remaining) < len(tags)
     return (None, *remaining) if remaining and for_host_too else remaining
 
 
-def _tag(plan: Plan, parts: Sequence[Partition]) -> None:
-    """Add the tags of ``parts`` to ``plan``, and the host's tag to calls that the host
-    must compute as well.
+def _add_tags(plan: Plan, parts: Sequence[Partition]) -> None:
+    """Add the tags of ``parts`` to ``plan``.
 
-    These are calls that have only constant operands. No partition returns the result of
-    such a call: each partition that uses it has a copy of the call. If the host uses
-    it, or a partition that has no copy, the host computes it.
+    Some calls on constants get the host's tag, None, as well. No part returns the
+    result of such a call, because each part that uses it has a copy of the call. If the
+    host uses the result, or a partition without a copy, the host must compute it.
     """
     for part in parts:
         for node in (*part.constants, *part.nodes):
             plan.tags[node] = (*plan.tags.get(node, ()), part.tag)
-    returned = {node for part in parts for node in part.outputs}
-    # the calls that no part returns; other parts use only those on constants
-    not_returned = {n for part in parts for n in part.nodes if n not in returned}
+    computed: set[Node] = set()
+    returned: set[Node] = set()
+    for part in parts:
+        computed.update(part.nodes)
+        returned.update(part.outputs)
+    not_returned = computed - returned
     # users come first, because the host needs the operands of calls that it computes
     for node in reversed(plan.program.graph.nodes):
         if (
@@ -111,11 +115,9 @@ def _refusals(refused: Narrowed, tags: Tags) -> list[Refusal]:
 
     ``tags``: those of the plan, without the refused partition.
     """
-    reasons = {
-        node: work.not_compiled
-        for work in refused.refused
-        for node in work.partition.nodes
-    }
+    reasons: dict[Node, Refused | None] = {}
+    for work in refused.refused:
+        reasons.update(dict.fromkeys(work.partition.nodes, work.not_compiled))
     # for a call on constants, which is in no refused part by itself
     default = (
         refused.refused[-1].not_compiled
@@ -133,7 +135,7 @@ def _refusals(refused: Narrowed, tags: Tags) -> list[Refusal]:
 def _reason(why: Refused | None) -> Reason:
     """Return the reason for the operators of a partition that was refused for ``why``.
 
-    The ``cause`` of the reason makes equal reasons one row of the report.
+    Operators with the same ``cause`` are one row of the report.
     """
     assert why is not None
     verb = "failed on" if why.has_failed else "refused"

@@ -1,5 +1,7 @@
-"""The step ``insert``: builds the host's program, which calls a module for each
-partition.
+"""The step ``insert``: builds the host's program.
+
+It calls a module in place of each partition. If a value crosses the border of a
+partition in another dtype (its *boundary type*), the host's program casts it.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ def insert_delegates(
     """Return the program of ``plan`` in which calls of modules replace the partitions.
 
     Partitions of subgraphs are replaced as well. ``work`` has the modules. ``handles``
-    yields debug handles for the calls. ``names`` yields names for the modules, first
-    for this graph, then for its subgraphs.
+    yields debug handles for the calls. ``names`` yields names for the modules.
     """
     # names of attributes that the program fetches already: subgraphs, and delegates of
     # earlier backends
     used_names = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
     free_names = (name for name in names if name not in used_names)
+    # a list: this graph takes its names before the subgraphs take theirs
     module_names = list(islice(free_names, len(plan.partitions)))
     # (subgraph, its new program); first, because delegates inside may own constants
     # that this graph then does not need
@@ -50,7 +52,7 @@ def insert_delegates(
         (subgraph, insert_delegates(inner, work, handles, names))
         for subgraph, inner in plan.inner
     ]
-    # the constants of this graph that no subgraph takes any more
+    # the constants of this graph that its subgraphs no longer need
     dropped = put_back(plan.program, lowered)
     modules = {w.partition.tag: w.module for w in work if w.plan is plan}
     host = _HostProgram(plan, dropped, iter(module_names))
@@ -95,10 +97,9 @@ class _HostProgram:
         self.graph = Graph(owning_module=plan.program.graph_module)
         self.env: dict[Node, Node] = {}  # node of the plan's program -> its copy
         self.modules: dict[str, LoweredBackendModule] = {}  # by name
-        # the buffers that delegates keep
-        self.state = {
-            buffer for partition in plan.partitions for buffer in partition.state
-        }
+        self.state: set[Node] = set()  # the buffers that delegates keep
+        for partition in plan.partitions:
+            self.state.update(partition.state)
         self.inputs: list[InputSpec] = []  # specs of the placeholders that stay
         for node, spec in placeholders(plan.program):
             if self._stays(node, dropped):
@@ -108,12 +109,12 @@ class _HostProgram:
     def _stays(self, node: Node, dropped: Collection[Node]) -> bool:
         """Return whether the host needs the placeholder ``node``.
 
-        The host does not need a constant that only delegates use, a buffer that a
-        delegate keeps, nor an unused placeholder in ``dropped``.
+        The host does not need a constant that only delegates use, nor a buffer that a
+        delegate keeps. An unused placeholder stays unless it is in ``dropped``, because
+        the model itself may not use it.
         """
         if node in self.state:
             return False
-        # a placeholder that the model itself does not use stays, too
         if not node.users:
             return node not in dropped
         # not needed if each user is computed only in partitions that own the constant
@@ -157,19 +158,16 @@ class _HostProgram:
         call.meta = {"val": tuple(vals), "debug_handle": handle}
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
-        """Add a cast at a border, and return it.
+        """Add a cast at the border of a delegate, and return it.
 
-        A mark keeps reports from counting the cast as an operator.
+        Reports do not count it as an operator, because it is marked as "boundary".
         """
         new = cast(self.graph, node, dtype)
         new.meta["boundary"] = True
         return new
 
     def build(self) -> ExportedProgram:
-        """Return the finished program.
-
-        It does not return new values of buffers that delegates keep.
-        """
+        """Return the finished program, without outputs for buffers that delegates keep."""
         program = self.plan.program
         left_out = stored_by_delegates(program, self.state)  # positions of outputs
         specs = []

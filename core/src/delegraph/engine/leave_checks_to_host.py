@@ -1,9 +1,9 @@
-"""Leaves calls that only check something to the host.
+"""Leaves checks, such as ``aten._assert_async``, to the host.
 
-Backends are not asked for them, and delegates return no values for them. The host
-checks the values that it has: inputs, its own results, and the results of delegates. A
-check of another value would make a delegate return that value in each call. Such a
-check is dropped, with a note in the report.
+Checks are assertions, and calls that only compute operands of assertions. The host
+checks the values that it has: inputs, its own results, and the results of delegates. To
+check another value, a delegate would have to return it in each run. Such a check is
+dropped, with a note in the report.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from .partition_records import ON_HOST, Plan
 
 
 def settle_checks(plan: Plan) -> tuple[bool, str]:
-    """Leave checks of the host's values to the host, and drop checks of values inside
-    of delegates.
+    """Leave checks of the host's values to the host, and erase other checks.
 
     A delegated check that moves to the host is marked (``ON_HOST``), so that no
-    partition gets the check when the program is planned again. A dropped check is
-    erased from the program. Returns whether the program must be planned again, and a
-    note for the report. The note is "" if no assertion was dropped.
+    partition gets the check when the program is planned again. Returns whether the
+    program must be planned again, and a note for the report. The note is "" if no
+    assertion was erased.
     """
     graph = plan.program.graph
     checks = find_checks(graph)
@@ -40,18 +39,20 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
 
 
 def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
-    """Return the checks that the host cannot compute.
+    """Return the checks that need a value which no delegate returns.
 
     Calls that only compute operands of these checks are among them.
     """
     provider = plan.provider
     # the values that no delegate returns: apart from checks, only calls of the same
-    # delegate use them
+    # partition use them
     hidden = {
         value
-        for value, own in provider.items()
+        for value, partition in provider.items()
         if value not in checks
-        and all(user in checks or provider.get(user) is own for user in value.users)
+        and all(
+            user in checks or provider.get(user) is partition for user in value.users
+        )
     }
     in_order = [n for n in plan.program.graph.nodes if n in checks]
     dropped: set[Node] = set()

@@ -26,7 +26,7 @@ from ..report.facts import pluralize
 class Normalized(NamedTuple):
     """Normalized programs by method.
 
-    ``changed``: method -> how transforms changed the types of its inputs and outputs.
+    ``programs``: method -> program. ``changed``: method -> how transforms changed the types of its inputs and outputs.
     ``notes``: lines for the report.
     """
 
@@ -53,11 +53,11 @@ def normalize_programs(
         program, notes = normalize(exported)
         result.notes.extend(f"{method} was {note}" for note in notes)
         if transforms.get(method):
-            before = _border(program)
+            before = _types_of_tensors(program)
             for transform in transforms[method]:
                 program, notes = _transformed(program, transform)
                 result.notes.extend(f"{method} was {note}" for note in notes)
-            if change := _change_of_border(before, _border(program)):
+            if change := _first_change(before, _types_of_tensors(program)):
                 # the results can no longer be compared with those of eager
                 result.changed[method] = change
                 # torch's conditions on input sizes are wrong if dimensions moved
@@ -92,9 +92,10 @@ def _transformed(
     return normal, notes
 
 
-def _border(program: ExportedProgram) -> dict[str, str]:
-    """Return ``input x`` or ``output 0`` -> its type as text, for inputs and outputs of
-    ``program`` that are tensors.
+def _types_of_tensors(program: ExportedProgram) -> dict[str, str]:
+    """Return the types of inputs and outputs that are tensors, as text.
+
+    The keys are ``input NAME`` and ``output POSITION``.
     """
     nodes = {f"input {node.name}": node for node in user_inputs(program)}
     for position, value in enumerate(results(program)):
@@ -107,7 +108,7 @@ def _border(program: ExportedProgram) -> dict[str, str]:
     }
 
 
-def _change_of_border(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+def _first_change(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """Describe the first input or output with another type than before.
 
     Returns "" if there is none. Inputs and outputs that are new do not count.
@@ -115,7 +116,10 @@ def _change_of_border(before: Mapping[str, str], after: Mapping[str, str]) -> st
     for name, kind in after.items():
         old = before.get(name, kind)
         if old != kind:
-            return f"{name} is {kind} since a transform changed it, and {old} in eager PyTorch"
+            return (
+                f"{name} is {kind} since a transform changed it, and {old} in eager"
+                " PyTorch"
+            )
     return ""
 
 

@@ -1,6 +1,7 @@
-"""Orders the host's calls and the delegates.
+"""Orders the host's calls and the partitions.
 
-Operands come first, and random numbers are drawn in the order of eager.
+Each comes after its operands. Random numbers are drawn in the order of eager PyTorch if
+partitions allow that.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from .partition_records import Partition, Plan, Unit
 def order(plan: Plan) -> list[Unit]:
     """Return the host's nodes and the partitions, each after the ones that it needs.
 
-    Units that do not need each other are in graph order. Calls that draw random numbers
-    keep graph order if partitions allow that. Raises ContractViolation, with the path,
+    Units that do not need each other are in graph order. So are calls that draw random
+    numbers, unless a partition needs another order. Raises ContractViolation, with the path,
     if a partition would need its own result.
     """
     nodes = plan.program.graph.nodes
     # position of the first node -> the unit that it belongs to
     units: dict[int, Unit] = {}
-    position: dict[int, int] = {}  # id of a unit -> the position of its first node
+    # id of a unit -> the position of its first node; by id, because a Partition cannot
+    # be a key
+    position: dict[int, int] = {}
     for k, node in enumerate(nodes):
         if node.op not in ("placeholder", "output"):
             unit = plan.provider.get(node, node)
@@ -49,7 +52,8 @@ def order(plan: Plan) -> list[Unit]:
     needs = {
         k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()
     }
-    # each unit that draws random numbers also needs the unit that draws before
+    # to keep the order of the draws, each unit that draws random numbers also needs the
+    # previous unit that draws
     drawing = dict.fromkeys(
         position_of(n) for n in nodes if n.op == "call_function" and draws(n)
     )
@@ -105,10 +109,9 @@ def random_notes(
     """
     for delegate in delegates:
         if any(map(draws, delegate.nodes)):
-            place = f"{delegate.name} of {delegate.method}"
             yield (
-                f"{place} draws random numbers by itself: a seed does not give those of"
-                " eager"
+                f"{delegate.name} of {delegate.method} draws random numbers by itself:"
+                " a seed does not give those of eager"
             )
     for method, program in programs.items():
         # debug handles grow in the order of eager's calls

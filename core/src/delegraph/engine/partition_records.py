@@ -1,5 +1,7 @@
-"""The records of a lowering: a partition, the plan of a graph, and the work on a
-partition.
+"""The records of a lowering: a partition, the plan of a graph, the work on a partition.
+
+A partition is a set of calls that one backend compiles. It becomes a delegate. All
+other calls stay on the host, which is PyTorch.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from dataclasses import dataclass, field
 import torch
 from delegraph_programs import is_operator, source_of
 from delegraph_programs.higher_order_subgraphs import Subgraph
-from delegraph_programs.program_snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -23,19 +24,16 @@ from .compiler_interface import Refused
 from .undo_decompositions import Composites
 
 ON_HOST = "checked_on_host"
-"""Metadata key of a call that only checks something and stays on the host, whatever its
-tags.
-"""
+"""Metadata key of a check that the host computes even if a partitioner tags it."""
 Tags = dict[Node, tuple[str | None, ...]]
-"""Node -> where its value is computed: tags of partitions, and None for the host."""
+"""Node -> the tags of the partitions that compute its value, and None for the host."""
 
 
 @dataclass
 class Partition:
-    """The calls and values of one delegate. Lists are in graph order, except
-    ``inputs``.
+    """The calls and values of one delegate.
 
-    ``spec``: its backend, and the settings for it. ``nodes``: its calls. ``constants``:
+    Lists are in graph order, except ``inputs`` and ``outputs``. ``spec``: its backend, and the settings for it. ``nodes``: its calls. ``constants``:
     the placeholders of parameters, buffers and constants that it owns. ``state``:
     placeholder of a buffer that it owns and writes -> the buffer's last value.
     ``inputs``: nodes with the values that it gets at run time, in the order in which
@@ -66,8 +64,7 @@ class Plan:
 
     ``tags``: node -> the partitions that compute the node; None is the host. A constant
     may have several tags, and None as well. ``provider``: delegated node -> the
-    partition that returns its value. ``snapshot``: the program as the partitioner got
-    it. ``units``: partitions and nodes of the host, in the order in which they run.
+    partition that returns its value. ``units``: partitions and nodes of the host, in the order in which they run.
     ``inner``: subgraphs of calls that the host makes, with their plans. ``composites``:
     calls that were decomposed for this plan.
 
@@ -83,27 +80,26 @@ class Plan:
     tags: Tags
     provider: dict[Node, Partition]
     refusals: list[Refusal]
-    snapshot: Snapshot
     units: list[Unit] = field(default_factory=list)
     inner: list[tuple[Subgraph, Plan]] = field(default_factory=list)
     composites: Composites = field(default_factory=Composites)
 
-    def all(self) -> Iterator[Plan]:
+    def with_inner(self) -> Iterator[Plan]:
         """Yield the plan itself, and the plans of subgraphs at any depth."""
         yield self
         for _, plan in self.inner:
-            yield from plan.all()
+            yield from plan.with_inner()
 
 
 @dataclass
 class Work:
-    """One partition on its way through the steps.
+    """The work on one partition, from the step ``extract`` to the step ``insert``.
 
-    ``module``: its module, for the host. ``seconds``: seconds by step. After compiling,
-    either ``result`` is the result of the backend, or ``not_compiled`` has the reason
-    why there is none. ``origin``: the origin of the result, if the compiler keeps
-    results. ``equal_to``: another partition that has the same result. ``name``: the
-    attribute of the method's program that has the module, once there is one.
+    ``module``: the module that the host calls. ``seconds``: step -> duration. After
+    compiling, either ``result`` is the result of the backend, or ``not_compiled`` has
+    the reason why there is none. ``origin``: as in ``Compiled``. ``equal_to``: the work
+    on an equal partition, which has the same result. ``name``: the attribute of the
+    method's program that has the module; "" before ``insert``.
     """
 
     method: str
@@ -117,11 +113,10 @@ class Work:
     equal_to: Work | None = None
     name: str = ""
 
-    def info(self, name: str) -> DelegateInfo:
+    def to_delegate(self, name: str) -> DelegateInfo:
         """Set ``name``, and return the delegate that the partition became.
 
-        ``name``: the attribute of the method's program that has the module. An equal
-        partition that comes later reads this name for its ``origin``.
+        The work on an equal partition that comes later reads ``name`` for its origin.
         """
         self.name = name
         operators = tuple(filter(is_operator, self.partition.nodes))
@@ -133,7 +128,7 @@ class Work:
         )
 
 
-def broken(
+def contract_broken(
     text: str, node: Node | None = None, hint: str | None = None
 ) -> ContractViolation:
     """Return the error for a partitioner that broke its contract.

@@ -1,7 +1,8 @@
 """The steps of a lowering, in order.
 
-``delegraph.lower`` exports its models and calls ``lower_exported``. Other faces, such
-as ExecuTorch's ``to_edge`` and ``to_backend`` in a plugin, call ``lower_programs``.
+``delegraph.lower`` exports its models and calls ``lower_exported``. Other entry points,
+such as ExecuTorch's ``to_edge`` and ``to_backend`` in a plugin, call
+``lower_programs``.
 """
 
 from __future__ import annotations
@@ -55,26 +56,27 @@ STEPS = (
 class Turn(NamedTuple):
     """The turn of one backend: its name in the report, and its partitioner by method.
 
-    ``own``: the partitioners were made for this lowering, and not by the caller. Only
-    then may the report ask these partitioners again.
+    ``may_repeat``: the report may ask these partitioners again, because they were made
+    for this lowering, and not by the caller.
     """
 
     name: str
     partitioners: Mapping[str, Partitioner]
-    own: bool = False
+    may_repeat: bool = False
 
 
 class Settings(NamedTuple):
     """How programs are lowered.
 
     ``session``: calls partitioners and compiles partitions. ``turns``: one for each
-    backend, in order of preference. ``transforms``: the user's, by method.
-    ``decomposes``: decompose operators that no backend keeps. ``has_report``: the
-    caller gets a report with all that went another way than asked for. Only then are
-    constants folded, and partitions that their compiler refuses left to the next
-    backend or the host. Without a report, such a refusal is an error, and so is an
-    exception of a partitioner. ``whole``: the one partition of a method is called with all inputs of
-    its program.
+    backend, in order of preference. ``transforms``: method -> the user's functions that
+    change its program. ``decomposes``: decompose operators that no backend keeps.
+    ``whole``: the one partition of a method is called with all inputs of its program.
+
+    ``has_report``: the caller gets a report. Only then are constants folded, and only
+    then do partitions that their compiler refuses go to the next backend or the host.
+    Without a report, such a refusal is an error, and so is an exception of a
+    partitioner.
     """
 
     registry: Registry
@@ -97,8 +99,9 @@ class Journal:
     def step(self, name: str, alone: bool = True) -> Iterator[None]:
         """Add the time of the block to the step ``name``.
 
-        ``alone``: no other thread lowers meanwhile, because torch, a partitioner or a
-        transform may trace in the block. A block that raises an exception is not timed.
+        ``alone``: other threads that lower wait for the block. Blocks that trace need
+        this, because tracing is not thread-safe. A block that raises an exception is
+        not timed.
         """
         with TRACING if alone else nullcontext():
             start = time.perf_counter()
@@ -108,7 +111,7 @@ class Journal:
 
 @dataclass
 class Findings:
-    """The material of the report, besides the programs.
+    """Everything that the report needs besides the programs.
 
     ``delegates``: those of all methods and backends. ``reasons``: method -> why
     backends refused operators. ``given_back``: partitions that compilers refused.
@@ -136,7 +139,7 @@ class Lowered(NamedTuple):
 def export_programs(
     sources: Mapping[str, Source], journal: Journal
 ) -> dict[str, ExportedProgram]:
-    """Return the exported program of each method of ``sources``."""
+    """Return method -> exported program, for the methods of ``sources``."""
     programs: dict[str, ExportedProgram] = {}
     with journal.step("export"):
         for method, source in sources.items():
@@ -153,7 +156,8 @@ def lower_exported(
     """Lower programs: normalize them, then let each backend take its part.
 
     ``exported``: method -> its program, which does not change. ``journal`` gets notes,
-    and the time of each step.
+    and the time of each step. Later backends get the program with the delegates of
+    earlier ones.
     """
     with journal.step("normalize"):
         programs, changed, notes = normalize_programs(exported, settings.transforms)
@@ -203,7 +207,9 @@ def lower_exported(
 
 def _all_plans(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
     """Return (method, plan) for all plans, those of subgraphs included."""
-    return [(method, plan) for method, top in plans.items() for plan in top.all()]
+    return [
+        (method, plan) for method, top in plans.items() for plan in top.with_inner()
+    ]
 
 
 def _delegates(
@@ -214,10 +220,10 @@ def _delegates(
     ``program``: the program of ``method``, which calls these delegates now. Work on
     other methods is left out.
     """
-    # module -> the attribute that has the module
-    modules = program.graph_module.named_modules()
-    places = {module: place for place, module in modules}
-    return [item.info(places[item.module]) for item in work if item.method == method]
+    names = {module: name for name, module in program.graph_module.named_modules()}
+    return [
+        item.to_delegate(names[item.module]) for item in work if item.method == method
+    ]
 
 
 def _add_refusals(
@@ -225,14 +231,14 @@ def _add_refusals(
 ) -> None:
     """Add to ``findings`` why the backend of ``turn`` refused operators.
 
-    If the report may ask the backend again, adds its support checks. ``refused``: the
-    partitions that the backend's compiler refused.
+    Also adds the support checks that the report may repeat. ``refused``: the partitions
+    that the backend's compiler refused.
     """
     findings.given_back += [given_back_row(turn.name, item) for item in refused]
     for method, plan in _all_plans(plans):
         reasons = findings.reasons.setdefault(method, {})
         reasons.update(reasons_of(turn.name, plan.refusals))
-    if turn.own:
+    if turn.may_repeat:
         for method, top in plans.items():
             nodes = [
                 node
@@ -250,11 +256,11 @@ def _compute_left_constants(
 ) -> None:
     """Compute the calls on constants that the host has after the last backend.
 
-    The compiler of the last backend may have refused such calls, and no other backend
-    was asked about these. Replaces changed programs in ``programs``, and adds notes.
+    ``Planner`` computes those that a partitioner refuses, but not those that the
+    compiler of the last backend refuses. Replaces changed programs in ``programs``, and adds notes.
     """
     for method, program in programs.items():
-        if note := compute_constants(program, tags={}, taken_too=False):
+        if note := compute_constants(program, tags={}, also_delegated=False):
             journal.notes.append(f"{method}: {note}")
             programs[method] = rebuild(program)
 
@@ -270,9 +276,9 @@ def _report(
         programs,
         findings.delegates,
         findings.reasons,
-        [turn.name for turn in settings.turns],
-        findings.checks,
-        findings.given_back,
+        backends=[turn.name for turn in settings.turns],
+        checks=findings.checks,
+        given_back=findings.given_back,
     )
     # the names are read now, because a backend may be taken out of the registry before
     # the report is read
@@ -309,11 +315,11 @@ def lower_programs(
     Returns method -> lowered program; the given programs do not change. ``turns``: for
     each backend, in order of preference, a mapping method -> partitioner. A backend is
     not asked about a method that its mapping lacks. ``transforms``: method -> functions
-    that change its normalized program. ``core_aten``: operators that stay whole, while
-    operators that no backend keeps are decomposed, and the host's calls are brought
-    into core ATen; None: decompose nothing. ``whole``: the one delegate of a method
-    takes all inputs of its program, in their order. ``registry`` None: the default
-    registry.
+    that change its normalized program. ``core_aten`` None: decompose nothing.
+    Otherwise, operators that no backend keeps are decomposed, and the host's calls are
+    brought into core ATen, except the operators in ``core_aten``. ``whole``: the one
+    delegate of a method takes all inputs of its program, in their order. ``registry``
+    None: the default registry.
 
     Raises the error of a compiler that refuses a partition.
     """

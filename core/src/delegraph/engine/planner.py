@@ -1,4 +1,4 @@
-"""The step ``decompose-and-partition``: decides who computes each call of the programs.
+"""The step ``decompose-and-partition``: assigns each call to a partition or the host.
 
 A first plan shows which checks go to the host, which constants are computed, and which
 subgraphs are decomposed. After each such change, the program is planned again.
@@ -63,7 +63,7 @@ class Planner:
         current = turns[0]
         asked = {m: program for m, program in programs.items() if m in current}
         with using_registry(registry):
-            # each partitioner once, with all of its methods
+            # Several methods may have the same partitioner: call it once, for all of them.
             for partitioner in {id(p): p for p in current.values()}.values():
                 own = {m: p for m, p in asked.items() if current[m] is partitioner}
                 check_settings(partitioner, own)
@@ -88,10 +88,10 @@ class Planner:
             self.notes.append(f"{method}: {note}")
         if is_changed:
             plan = self._plan(rebuild(plan.program), partitioners)
-        # each plan may leave other calls on constants to the host
-        only_tags = support_of(partitioners[0]) is None
+        also_delegated = support_of(partitioners[0]) is None
+        # a loop, because each plan may leave other calls on constants to the host
         while self._folds_constants and (
-            note := compute_constants(plan.program, plan.tags, only_tags)
+            note := compute_constants(plan.program, plan.tags, also_delegated)
         ):
             self.notes.append(f"{method}: {note}")
             plan = self._plan(rebuild(plan.program), partitioners)
@@ -134,14 +134,14 @@ class Planner:
         ]
         if not now_delegated:
             return plan
-        # The backend refused the calls of these subgraphs. It takes the subgraphs
-        # entirely now that they are decomposed, so it is asked about the calls again.
+        # The backend refused the control flow that calls these subgraphs. Now that they
+        # are decomposed, it takes all calls in them. So it is asked again.
         put_back(plan.program, now_delegated)
         return self._plan(rebuild(plan.program), partitioners)
 
 
 def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
-    """Return whether ``plan`` changed ``subgraph`` and delegates all of its calls.
+    """Return whether decomposing changed ``subgraph`` so that all calls are delegated.
 
     ``plan``: the plan of the subgraph.
     """
@@ -152,16 +152,18 @@ def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
     return all(call in plan.tags for call in calls)
 
 
-def compute_constants(program: ExportedProgram, tags: Tags, taken_too: bool) -> str:
+def compute_constants(
+    program: ExportedProgram, tags: Tags, also_delegated: bool
+) -> str:
     """Replace the host's calls on constants alone by their values, and return a note.
 
     Returns "" if there are no such calls. ``tags``: those of the plan of ``program``.
-    ``taken_too``: also replace calls that the backend takes. A partitioner without a
-    support check needs this. Its backend would compute these calls in each run, and
-    the operators that use them would not see that their weights are constant.
+    ``also_delegated``: replace delegated calls as well. A partitioner without a support
+    check needs this. Its backend would compute these calls in each run, and the
+    operators that use them would not see that their weights are constant.
     """
     folded = fold_constants(
-        program, lambda node: taken_too or None in tags.get(node, (None,))
+        program, lambda node: also_delegated or None in tags.get(node, (None,))
     )
     if folded is None:
         return ""

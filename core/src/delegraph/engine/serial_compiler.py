@@ -21,11 +21,11 @@ from ..errors import ContractViolation, DelegraphError, Unsupported
 from ..partitioner import Partitioner, PartitionResult
 from .compiler_interface import Compiled, Refused, Request, Session
 from .contract_checks import (
-    check_others,
+    allowed_handles,
     check_result,
+    check_shared,
     check_untouched,
     flat_results,
-    handles_of,
 )
 from .failures_to_refusals import may_be_refusal
 
@@ -43,8 +43,8 @@ def compile_here(
 
     If a backend raises Unsupported, the requests that the error is about are refused.
     The backend is called again with the other requests of the call. If a backend raises
-    an exception of its own, each program of the call is compiled alone, and programs
-    that fail again are refused.
+    another exception, each program of the call is compiled alone, and programs that
+    fail again are refused.
 
     ``first`` and ``total`` are for the log ``delegraph.progress``: the number of the
     first request, and the number of all requests (None: those in ``requests``).
@@ -62,10 +62,10 @@ def compile_here(
         else:
             LOG.info("partitions %d to %d of %d, %s", first, last, total, name)
         first = last + 1
-        call = [_Given(requests[k]) for k in positions]
+        call = [_Job(requests[k]) for k in positions]
         _compile(call)
-        for position, given in zip(positions, call, strict=True):
-            answers[position] = Compiled(given.result, seconds=given.seconds)
+        for position, job in zip(positions, call, strict=True):
+            answers[position] = Compiled(job.result, seconds=job.seconds)
     return [answers[k] for k in range(len(requests))]
 
 
@@ -96,13 +96,14 @@ def compiles_jointly(kind: type[BackendDetails]) -> bool:
     of that method compiles one partition after the other.
     """
     default: Any = BackendDetails.preprocess_multimethod
+    # class methods: ``__func__`` is the function without the class that it is read from
     return (
         getattr(kind.preprocess_multimethod, "__func__", None) is not default.__func__
     )
 
 
-class _Given:
-    """A request with the program that a backend gets.
+class _Job:
+    """A request, the program that the backend gets for it, and the result.
 
     ``before``: a snapshot of the program. ``handles``: the debug handles that the
     result may name. ``result``: None, then the backend's result or a ``Refused``.
@@ -119,23 +120,23 @@ class _Given:
         """Get a fresh program; a failed call may have rewritten the last one."""
         self.program = self.request.extract()
         self.before = Snapshot(self.program)
-        self.handles = handles_of(self.program)
+        self.handles = allowed_handles(self.program)
 
 
-def _compile(call: Sequence[_Given]) -> None:
+def _compile(call: Sequence[_Job]) -> None:
     """Call a backend with the programs of ``call``, and store the ``result`` of each.
 
     All requests of ``call`` have the same backend. If the backend refuses some of the
-    requests, the rest is compiled again. Errors that are no refusal pass.
+    requests, the rest is compiled again. Raises errors that are no refusal.
     """
     backend = call[0].request.backend
     name = backend.kind.__name__
     programs: dict[str, list[ExportedProgram]] = {}
     specs: dict[str, list[list[CompileSpec]]] = {}
-    for given in call:
-        method = given.request.method
-        programs.setdefault(method, []).append(given.program)
-        specs.setdefault(method, []).append(list(given.request.compile_specs))
+    for job in call:
+        method = job.request.method
+        programs.setdefault(method, []).append(job.program)
+        specs.setdefault(method, []).append(list(job.request.compile_specs))
     # The backend gets the programs by method, and its results come in the same order.
     in_order = [g for method in programs for g in call if g.request.method == method]
     try:
@@ -144,21 +145,21 @@ def _compile(call: Sequence[_Given]) -> None:
         is_refusal = isinstance(error, Unsupported) or may_be_refusal(error)
         if not is_refusal:
             raise
-        for given in call:
-            check_others(name, given.request.tag, given.before)
+        for job in call:
+            check_shared(name, job.request.tag, job.before)
         _compile_again(call, error)
         return
     results = flat_results(name, programs, returned)
-    for given, result in zip(in_order, results, strict=True):
-        request = given.request
-        check_result(name, request.tag, given.handles, result)
-        check_untouched(name, request.tag, given.program, given.before, request.extract)
-        given.result = result
+    for job, result in zip(in_order, results, strict=True):
+        request = job.request
+        check_result(name, request.tag, job.handles, result)
+        check_untouched(name, request.tag, job.program, job.before, request.extract)
+        job.result = result
 
 
 def _call_backend(
     backend: InstalledBackend,
-    call: Sequence[_Given],
+    call: Sequence[_Job],
     programs: Mapping[str, Sequence[ExportedProgram]],
     specs: Mapping[str, Sequence[list[CompileSpec]]],
 ) -> Any:
@@ -167,43 +168,43 @@ def _call_backend(
     This is the only place where partitions are compiled. ``call``: the requests in the
     order of ``programs``. Stores the time of a successful call in their ``seconds``.
     """
-    places = ", ".join(given.request.place for given in call)
-    nodes = [n for given in call for n in given.program.graph.nodes]
+    places = ", ".join(job.request.place for job in call)
+    nodes = [n for job in call for n in job.program.graph.nodes]
     with nullcontext() if backend.kind.thread_safe else TRACING:
         start = time.perf_counter()
         with PluginCall(backend.kind, "preprocess", places, nodes, backend):
             returned = backend.kind.preprocess_multimethod(programs, specs)
         seconds = (time.perf_counter() - start) / len(call)
-    for given in call:
-        given.seconds = seconds
+    for job in call:
+        job.seconds = seconds
     return returned
 
 
-def _compile_again(call: Sequence[_Given], error: DelegraphError) -> None:
+def _compile_again(call: Sequence[_Job], error: DelegraphError) -> None:
     """Refuse the requests that ``error`` is about, and compile the other requests.
 
     ``error``: Unsupported, or an exception of the backend that may be a refusal.
     """
     if isinstance(error, Unsupported):
         refused = _concerned(call, error)
-        others = [given for given in call if given not in refused]
+        others = [job for job in call if job not in refused]
         next_calls = [others] if others else []
     elif len(call) > 1:
         # it is not known which request the exception is about: each is tried alone
         refused = []
-        next_calls = [[given] for given in call]
+        next_calls = [[job] for job in call]
     else:
         refused = call
         next_calls = []
-    for given in refused:
-        given.result = Refused(error)
+    for job in refused:
+        job.result = Refused(error)
     for next_call in next_calls:
-        for given in next_call:
-            given.extract()
+        for job in next_call:
+            job.extract()
         _compile(next_call)
 
 
-def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]:
+def _concerned(call: Sequence[_Job], refusal: Unsupported) -> Sequence[_Job]:
     """Return the requests that a refusal is about.
 
     These are the requests with the node that the refusal names. If it names none, or a
@@ -215,9 +216,9 @@ def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]
         return call
     refusal.source = refusal.source or source_of(node)
     containing = [
-        given
-        for given in call
-        if any(n is node for n in all_nodes(given.program.graph_module))
+        job
+        for job in call
+        if any(n is node for n in all_nodes(job.program.graph_module))
     ]
     return containing or call
 
@@ -249,9 +250,9 @@ CACHE_VARIABLES = ("DELEGRAPH_CACHE", "DELEGRAPH_CACHE_REMOTE")
 class Serial:
     """The compiler that compiles in this process, one partition after the other.
 
-    If a backend is declared as isolated, the session calls the installed default
-    compiler instead. From then on, that compiler gets all partitions and all calls of
-    partitioners.
+    A backend that is declared as isolated must not be called in this process. Once a
+    lowering needs one, the session passes all partitions and all calls of partitioners
+    to the installed default compiler.
     """
 
     def session(self, registry: Registry, backends: Sequence[str]) -> Session:

@@ -20,8 +20,8 @@ def repeatable_check(
     """Return the support check that led to ``plan``; None if nothing can be predicted.
 
     A prediction needs a refusal with ``Reason.unless``, and no subgraph on the host.
-    ``not_compiled``: calls that the partitioner takes and the compiler refuses. The
-    predictions count these calls as refused.
+    ``not_compiled``: calls that the partitioner takes and the compiler refuses. They
+    count as refused.
     """
     reasons = [refusal.reason for refusal in plan.refusals]
     if plan.inner or all(getattr(why, "unless", None) is None for why in reasons):

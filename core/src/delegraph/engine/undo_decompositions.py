@@ -1,7 +1,6 @@
-"""Restores calls that were decomposed although the partitioner takes none of their
-parts.
+"""Restores decomposed calls of which the partitioner takes no part.
 
-A partitioner without a support check cannot be asked about single operators, so it gets
+The *parts* of a call are the calls that replaced it. A partitioner without a support check cannot be asked about single operators, so it gets
 a program with decomposed operators. If it takes no part of an operator, the host calls
 the operator whole, as eager PyTorch does. A partitioner with a support check is asked
 before anything is decomposed. So its calls are restored only if their parts
@@ -28,9 +27,9 @@ class Composite:
     """A call that was decomposed, and its parts.
 
     ``target``, ``args``, ``kwargs``, ``meta`` and ``name``: those of the call, an
-    ``fx.Node``. ``single``: the call returns one value, not a tuple. ``parts``: the
-    calls that replaced the call. ``results``: position of a result that is used -> the
-    part that computes the result.
+    ``fx.Node``. ``single``: the call returns one value, not a tuple. ``parts``: in
+    graph order. ``results``: position of a result that is used -> the part that
+    computes the result.
     """
 
     target: Any
@@ -50,7 +49,6 @@ class Composites:
     """
 
     def __init__(self) -> None:
-        """Begin without decomposed calls."""
         self._decomposed: list[Composite] = []
         self._replaced_by: dict[Node, Node] = {}
 
@@ -58,8 +56,8 @@ class Composites:
         """Remember a decomposition. Must be called before ``inlining.commit()``."""
         node = inlining.node
         parts = list(inlining.inserted())
-        # node with a result of the call -> the position of that result. The call itself
-        # has its only result; otherwise the calls that unpack it have the results.
+        # node with a result of the call -> the position of that result. A call with a
+        # single result is that node itself; results of other calls are unpacked.
         positions: dict[Node, Any] = (
             {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
         )
@@ -68,7 +66,7 @@ class Composites:
         self._replaced_by |= {
             n: results[k] for n, k in positions.items() if isinstance(results[k], Node)
         }
-        # A result may be an operand of the call, and no part. Such a call is not
+        # A decomposition may return an operand of the call. Such a call is not
         # remembered, so it stays decomposed.
         if parts and all(result in parts for result in results.values()):
             composite = Composite(
@@ -86,16 +84,15 @@ class Composites:
     def restore(
         self,
         taken: Collection[Node],
-        named: Collection[str],
+        with_boundary_type: Collection[str],
         refusals: Sequence[Refusal],
     ) -> list[Refusal]:
         """Restore the calls without a delegated part, and return the new refusals.
 
         Only calls that ``_can_be_whole`` are restored. ``taken``: the nodes that
-        partitions compute. ``named``: names of nodes for which a partitioner asked for
-        a boundary type. ``refusals``: those for the decomposed graph. Refusals of
-        erased parts are left out. If there were any for a call, the restored call gets
-        one refusal instead.
+        partitions compute. ``with_boundary_type``: names of nodes for which a
+        partitioner chose a boundary type. ``refusals``: those for the decomposed graph.
+        If parts of a restored call were refused, the call gets one refusal instead.
         """
         refusal_of = {r.node: r for r in refusals}
         erased: set[Node] = set()
@@ -107,7 +104,7 @@ class Composites:
         ]
         # in graph order: operands are restored before the calls that use them
         for composite in sorted(intact, key=lambda c: c.parts[0]):
-            if self._can_be_whole(composite, taken, named):
+            if self._can_be_whole(composite, taken, with_boundary_type):
                 call = self._put_together(composite)
                 erased.update(composite.parts)
                 first = _first_refusal(composite, refusal_of)
@@ -125,21 +122,25 @@ class Composites:
         return node
 
     def _can_be_whole(
-        self, composite: Composite, taken: Collection[Node], named: Collection[str]
+        self,
+        composite: Composite,
+        taken: Collection[Node],
+        with_boundary_type: Collection[str],
     ) -> bool:
         """Return whether a call can be restored.
 
-        It can if no part is delegated, no part has a boundary type, only parts use the
-        parts that are no results, and every result needs every computed operand. If a
-        result did not need some operand, a delegate could lie between two parts: the
-        delegate would use this result and compute the operand.
+        No part may be delegated or have a boundary type. Only parts may use the parts
+        that are no results. Every result must need every computed operand. Otherwise
+        the whole call could make a cycle: a delegate may use a result ``r`` and compute
+        an operand ``x`` that ``r`` does not need. The whole call would need ``x``, and
+        so its own result.
         """
         parts = composite.parts
-        if any(part in taken or part.name in named for part in parts):
+        if any(part in taken or part.name in with_boundary_type for part in parts):
             return False
         inside = set(parts)
         results = set(composite.results.values())
-        if any(user not in inside for part in inside - results for user in part.users):
+        if not all(inside.issuperset(part.users) for part in inside - results):
             return False
         computed_operands = {
             n
@@ -148,8 +149,7 @@ class Composites:
         }
         if any(n._erased for n in computed_operands):
             return False
-        # walk back from each result, through parts and one step beyond: the walk has to
-        # reach every computed operand
+        # the walk back from each result, through parts, must reach every operand
         return all(
             computed_operands
             <= reachable([result], lambda n: n.all_input_nodes if n in inside else ())

@@ -47,7 +47,7 @@ from .compiler_interface import Refused, Request
 from .extract import as_dtype, cast
 from .serial_compiler import Serial
 
-_TAG = "of all inputs and results"  # names the partition in errors
+_TAG = "of all inputs and results"  # errors name "partition of all inputs ..."
 _HINT = "save a .pte file, which also has the host's part (delegraph-executorch)"
 
 
@@ -65,9 +65,9 @@ class _Border:
     passed: list[Node]
     outputs: list[int | Node]
 
-    def is_of(self, module: LoweredBackendModule) -> bool:
-        """Return whether the delegate ``module`` itself has these inputs and outputs,
-        in the same order.
+    def matches(self, module: LoweredBackendModule) -> bool:
+        """Return whether the delegate ``module`` has the same inputs and outputs as the
+        method, in the same order.
         """
         return self.inputs == self.passed and self.outputs == list(
             range(len(module.outputs))
@@ -80,15 +80,15 @@ def whole_delegate(
     """Return ``delegate`` with the inputs and outputs of ``program``, in order.
 
     If the delegate has other inputs or outputs, it is compiled again. ``program``: a
-    lowered method with one operator, the call of ``delegate``. A result that occurs
-    before, an input or a constant becomes an ``aten.clone`` in the delegate. Inputs
-    that the export fixed, such as numbers and None, are left out. Raises InputError if
+    lowered method with one operator, the call of ``delegate``. A result that is an
+    input, a constant or an earlier result becomes an ``aten.clone`` in the delegate.
+    Inputs that the export fixed, such as numbers and None, are left out. Raises InputError if
     the host writes a buffer or an input or computes a value, if a result is not a
     tensor, or if the backend refuses the program.
     """
     border = _border_of(program)
     module = delegate.module
-    if border.is_of(module):
+    if border.matches(module):
         return delegate
     return _compiled(
         lambda: _Build(program, module, border).program(), delegate, registry
@@ -96,7 +96,7 @@ def whole_delegate(
 
 
 def _border_of(program: ExportedProgram) -> _Border:
-    """Return the values that the host passes and returns.
+    """Return the inputs and outputs of ``program``, a method that is one delegate.
 
     Raises InputError if a file of one delegate cannot have these values.
     """
@@ -149,9 +149,9 @@ def _origin_of(value: Any, call: Node, position: int) -> int | Node:
 
 
 def _through_casts(node: Any) -> Node:
-    """Return the node that casts at the border of a delegate start from.
+    """Return the value that ``node`` casts at the border of a delegate.
 
-    Returns ``node`` itself if it is no such cast.
+    Returns ``node`` itself if it is no such cast. Casts may follow each other.
     """
     while node.op == "call_function" and node.meta.get("boundary"):
         node = node.args[0]
@@ -211,7 +211,7 @@ class _Build:
         for node in part.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 self.env[node] = copy_node(self.graph, node, self.env.__getitem__)
-        self._return()
+        self._add_output()
         call = flat_call(len(self.border.inputs), len(self.border.outputs))
         program = build_program(
             part.graph_module,
@@ -252,8 +252,8 @@ class _Build:
     def _add_constants(self) -> None:
         """Add the constants that the host passes to the delegate or returns.
 
-        The constants that the delegate owns must have been added before. If the
-        delegate owns a constant of the host, both are one.
+        The constants that the delegate owns must have been added before. One of these
+        may also be a constant of the host: it is not added again.
         """
         # target of a constant that the delegate owns -> its placeholder
         own_constants = {
@@ -275,32 +275,32 @@ class _Build:
                     self.tensors[str(spec.target)] = constant_tensor(self.host, spec)
 
     def _add_inputs(self) -> None:
-        """Add all inputs of the method, in its order, and give every input of the
-        delegate a value in ``env``.
+        """Add all inputs of the method in order, and fill ``env`` for each input of the
+        delegate.
 
-        ``_add_constants`` comes first: an input of the delegate may get a constant.
+        ``_add_constants`` must be called before: the host may pass a constant as input.
         """
         specs = dict(placeholders(self.host))
-        # The delegate has an input for each value that the host passes:
-        # placeholder of the host -> placeholder of the delegate
+        # placeholder of the host -> placeholder of the delegate that gets its value
         input_for = dict(zip(self.border.passed, user_inputs(self.part), strict=True))
         for node in self.border.inputs:
             if node in input_for:
                 # the placeholder of the delegate has its boundary type already
                 self.env[node] = self._add(input_for[node], specs[node])
             else:
-                # not read, so the delegate has no placeholder with the boundary type
+                # an unused input: the delegate has no placeholder for it
                 self._add(node, specs[node], self.module.boundary_types.get(node.name))
         for node, own_input in input_for.items():
             # not added above, so the host passes a constant as this input
             if own_input not in self.env:
-                self.env[own_input] = self._crossing(
+                self.env[own_input] = self._in_border_dtype(
                     self.env[node], self.module.boundary_types.get(node.name)
                 )
 
-    def _return(self) -> None:
-        """Add the output: new values of the delegate's own buffers, then the results
-        of the method. Adds their specs to ``outputs``.
+    def _add_output(self) -> None:
+        """Add the output of the graph, and its specs to ``outputs``.
+
+        It has the new values of the delegate's own buffers, then the method's results.
         """
         values: list[Node] = []
         for spec, value in outputs(self.part):
@@ -323,21 +323,21 @@ class _Build:
     ) -> Node:
         """Return the node of the result that comes from ``origin``.
 
-        Each result must be a node of its own. So a placeholder, and a node in ``taken``
-        (the nodes that are returned already), gets a clone. ``own``: the delegate's
-        outputs.
+        ``origin``: as in ``_Border.outputs``. ``own``: the delegate's outputs. Each
+        result must be a node of its own. So placeholders, and nodes in ``taken`` (those
+        that are returned already), get a clone.
         """
         if isinstance(origin, int):
             value = own[origin]
             return self._clone(value) if value in taken else value
         return self._clone(
-            self._crossing(
+            self._in_border_dtype(
                 self.env[origin], self.module.boundary_types.get(origin.name)
             )
         )
 
-    def _crossing(self, value: Node, dtype: torch.dtype | None) -> Node:
-        """Return ``value`` in the dtype in which it crosses the border.
+    def _in_border_dtype(self, value: Node, dtype: torch.dtype | None) -> Node:
+        """Return ``value`` in ``dtype``, in which it crosses the border.
 
         Adds a cast if the dtypes differ. ``dtype`` None: the dtype of ``value``.
         """
@@ -348,21 +348,15 @@ class _Build:
         return new
 
     def _clone(self, value: Node) -> Node:
-        """Add a clone of ``value``, with its place in the model, and return it."""
+        """Add a clone of ``value``, with its source in the model, and return it."""
         name = f"{value.name}_copy"
         new = self.graph.create_node(
             "call_function", torch.ops.aten.clone.default, (value,), name=name
         )
-        kept = {
-            key: found
-            for key, found in value.meta.items()
-            if key in ("stack_trace", "nn_module_stack")
-        }
-        new.meta = {
-            **kept,
-            "val": value.meta["val"],
-            "debug_handle": next(self.handles),
-        }
+        for key in ("val", "stack_trace", "nn_module_stack"):
+            if key in value.meta:
+                new.meta[key] = value.meta[key]
+        new.meta["debug_handle"] = next(self.handles)
         return new
 
 
@@ -376,8 +370,7 @@ def _compiled(
     the backend if it fails.
     """
     module = delegate.module
-    # the program of the new module; the backend gets another one, since it may change
-    # it
+    # the program of the new module; the backend gets another, which it may change
     program = build()
     backend = registry.installed(module.backend_id)
     request = Request(

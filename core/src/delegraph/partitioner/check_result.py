@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-def check_result(
+def check_partition_result(
     partitioner: Partitioner, result: Any, program: ExportedProgram
 ) -> None:
     """Raise ContractViolation if a part of ``result``, returned by ``partitioner`` for

@@ -16,7 +16,7 @@ from delegraph.partitioner import (
     PartitionResult,
     WhyNot,
 )
-from delegraph.partitioner.check_result import check_result
+from delegraph.partitioner.check_result import check_partition_result
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -83,7 +83,7 @@ class WrappingPartitioner(Partitioner):
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """The result of ``inner``, with the partitions sent to ``backend_id``."""
         result = self.inner(exported_program)
-        check_result(self.inner, result, exported_program)
+        check_partition_result(self.inner, result, exported_program)
         tags = result.partition_tags.items()
         specs = {
             tag: DelegationSpec(

@@ -163,7 +163,7 @@ class _Cacheable:
 
         A backend that lowers its program through another one adds calls of delegates.
         In both programs, the added calls have the handles after the largest own handle.
-        There are at most as many as own calls (``handles_of``).
+        There are at most as many as own calls (``allowed_handles``).
         """
         own = self.form.handles
         count = len(own)
