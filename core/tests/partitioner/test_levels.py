@@ -11,8 +11,8 @@ from delegraph.partitioner.fewest_groups import (
     flatten,
     group_by_level,
     levels,
-    limit,
-    sink,
+    move_to_users,
+    split_by_size,
     units,
 )
 from hypothesis import given, settings
@@ -24,7 +24,7 @@ from ..support.random_graphs import graphs, is_acyclic
 def partition(calls, accepted, cut=lambda group: [group]):
     listed = units(calls)
     level = levels(listed, accepted)
-    sink(listed, level, accepted)
+    move_to_users(listed, level, accepted)
     position = {n: k for k, n in enumerate(calls)}
     return [
         flatten(piece, position)
@@ -67,7 +67,9 @@ def test_connected_and_limited_parts_stay_acyclic(case, largest):
         calls,
         accepted,
         lambda group: [
-            p for piece in connected_components(group) for p in limit(piece, largest)
+            p
+            for piece in connected_components(group)
+            for p in split_by_size(piece, largest)
         ],
     )
     assert is_acyclic(calls, small)

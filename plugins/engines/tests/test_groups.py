@@ -11,9 +11,9 @@ from delegraph.partitioner.fewest_groups import (
     flatten,
     group_by_level,
     levels,
-    limit,
-    sink,
+    move_to_users,
     size,
+    split_by_size,
 )
 from delegraph_engines.groups import Groups, fewest_partitions
 from hypothesis import given, settings
@@ -50,10 +50,10 @@ def settle(calls, accepted, named, largest=None):
         refused.update(named_groups.broken(refused))
     inside = accepted - set(refused)
     level = levels(listed, inside)
-    sink(listed, level, inside)
+    move_to_users(listed, level, inside)
     parts = group_by_level(listed, level, inside)
     if largest is not None:
-        parts = [piece for part in parts for piece in limit(part, largest)]
+        parts = [piece for part in parts for piece in split_by_size(part, largest)]
     position = {n: k for k, n in enumerate(calls)}
     return [flatten(part, position) for part in parts], refused
 

@@ -14,7 +14,7 @@ from delegraph_programs import erase, find_checks, line_of
 from delegraph_programs.assertion_calls import ASSERTIONS
 from torch.fx import Node
 
-from ..report.facts import pluralize
+from ..report.values_as_text import pluralize
 from .partition_records import ON_HOST, Plan
 
 

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from ..delegates.lowered_module import Argument
 from ..errors import ContractViolation
-from ..report.facts import pluralize
+from ..report.values_as_text import pluralize
 
 
 class Normalized(NamedTuple):

@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from ..discovery.plugin_call import using_registry
 from ..discovery.registry import Registry
 from ..partitioner import Partitioner
-from ..report.facts import format_size, pluralize
+from ..report.values_as_text import format_size, pluralize
 from .ask_partitioner import ask, check_settings, make_plan
 from .decompose_on_demand import Decomposer, rebuild, support_of
 from .leave_checks_to_host import settle_checks

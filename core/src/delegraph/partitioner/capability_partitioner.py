@@ -1,4 +1,8 @@
-"""``CapabilityPartitioner``: the partitioner for a backend with a check of single nodes."""
+"""``CapabilityPartitioner``: the partitioner for a backend with a check of single nodes.
+
+It asks the backend about each call, and puts the accepted calls into the fewest
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,8 @@ from .fewest_groups import (
     flatten,
     group_by_level,
     levels,
-    limit,
-    sink,
+    move_to_users,
+    split_by_size,
     units,
 )
 from .interface import DelegationSpec, Partitioner, PartitionResult, Refusal, Support
@@ -42,11 +46,12 @@ WhyNot = Callable[["Node"], str | None]
 
 
 class Grouped(NamedTuple):
-    """The result of a ``Grouping``: units of calls that must not be separated.
+    """The result of a ``Grouping``: units of calls that must share a partition.
 
     ``units``: all calls in units, each unit after the units that it needs.
-    ``kept_out``: accepted call -> the reason why its group keeps it on the host. If
-    ``kept_out`` is not empty, ``units`` is not read.
+    ``kept_out``: accepted call -> the reason why it must stay on the host, for example
+    because a call of its unit is refused. If ``kept_out`` is not empty, ``units`` is
+    not read.
     """
 
     units: Sequence[Unit]
@@ -94,7 +99,7 @@ class Predicate:
 
 
 class Limits(NamedTuple):
-    """The partitions that a backend can run.
+    """Limits for the partitions of a backend.
 
     ``connected_only``: each partition is a connected part of the graph. ``largest``:
     the maximum number of operators in a partition; None for no limit.
@@ -114,11 +119,11 @@ class CapabilityPartitioner(Partitioner):
     ``support``: a function ``why_not(node) -> str | None``, or a ``Support``.
     ``backend_id`` and ``compile_specs``: the backend of all partitions, and its
     settings. ``additional_checks``: more functions like ``why_not``, called before
-    ``support``; the first reason counts. ``limits``: the partitions that the backend
-    can run; None for no limits. Raises ContractViolation for another ``support``.
+    ``support``; the first reason counts. ``limits``: None for no limits. Raises
+    ContractViolation for another ``support``.
 
-    Constants, and calls that compute from constants alone, go into every partition that
-    uses them. Every refusal is kept with its reason.
+    Every partition gets a copy of the constants that it uses, and of calls on constants
+    alone. Every refusal is kept with its reason.
     """
 
     def __init__(
@@ -157,8 +162,7 @@ class CapabilityPartitioner(Partitioner):
         ContractViolation for a wrong answer of the backend.
         """
         search = _Search(self, exported_program)
-        # ``parts`` ends the search: all that follows reads its result
-        parts = search.parts()
+        parts = search.parts()  # first, because it may refuse more calls
         for_host = search.constants_for_host()
         constant = search.constant_calls | constant_placeholders(exported_program)
         backend_id = self.delegation_spec.backend_id
@@ -177,9 +181,8 @@ class _Search:
 
     ``refused``: call -> the reason, as known so far. ``not_decomposed``: refused calls
     that must not be decomposed either. ``constant_calls``: accepted calls that compute
-    constants. Each partition has its own copy of a constant that it uses. So constant
-    calls never tie two partitions together, and groups leave out those in use.
-    ``why_not_stored``: placeholder of a constant that cannot be stored -> the reason.
+    constants. ``why_not_stored``: placeholder of a constant that cannot be stored ->
+    the reason.
     """
 
     def __init__(
@@ -195,10 +198,10 @@ class _Search:
         self.limits = partitioner.limits
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
         self._positions = {node: k for k, node in enumerate(self.calls)}
-        self.refused: dict[Node, str] = {}  # call -> the reason
-        self.not_decomposed: set[Node] = set()  # refused calls that must stay whole
-        self.constant_calls: set[Node] = set()  # accepted calls on constants alone
-        self.why_not_stored: dict[Node, str] = {}  # constant's placeholder -> reason
+        self.refused: dict[Node, str] = {}
+        self.not_decomposed: set[Node] = set()
+        self.constant_calls: set[Node] = set()
+        self.why_not_stored: dict[Node, str] = {}
         for node, spec in placeholders(program):
             if spec.kind in CONSTANT_KINDS:
                 why = why_no_bytes(constant_tensor(program, spec))
@@ -221,8 +224,8 @@ class _Search:
         ContractViolation if the backend gives a wrong answer about a partition.
         """
         # Each refusal may change all partitions, so the search then starts again. It
-        # ends when groups, the backend and the limit of size refuse no more call. Sizes
-        # are checked last, because a call refused for its size must not be decomposed.
+        # ends when the grouping, the backend and the limit of size refuse no more call.
+        # Sizes are checked last: the backend's own reasons allow to decompose the call.
         while True:
             parts, kept_out = self._group()
             if kept_out:
@@ -248,24 +251,24 @@ class _Search:
     def _group(self) -> tuple[list[list[Node]], Mapping[Node, str]]:
         """Return the partitions of the calls accepted so far, and {}.
 
-        If groups keep accepted calls on the host, returns [] and these calls with their
-        reasons.
+        If the grouping keeps accepted calls on the host, returns [] and these calls
+        with their reasons.
         """
-        unplaced = self._unplaced_constants()
-        placed = [n for n in self.calls if n not in unplaced]
-        ordered, kept_out = self.grouping(placed, self.refused)
+        copied = self._copied_constants()
+        calls = [n for n in self.calls if n not in copied]
+        ordered, kept_out = self.grouping(calls, self.refused)
         if kept_out:
             return [], kept_out
-        # units of equal level can be one partition (see ``levels``)
-        accepted = {n for n in placed if n not in self.refused}
+        # units of equal level can be one partition (see ``fewest_groups``)
+        accepted = {n for n in calls if n not in self.refused}
         level = levels(ordered, accepted)
-        sink(ordered, level, accepted)
+        move_to_users(ordered, level, accepted)
         parts = group_by_level(ordered, level, accepted)
         if self.limits.connected_only:
             parts = [piece for part in parts for piece in connected_components(part)]
         if self.limits.largest is not None:
             largest = self.limits.largest
-            parts = [piece for part in parts for piece in limit(part, largest)]
+            parts = [piece for part in parts for piece in split_by_size(part, largest)]
         return [flatten(part, self._positions) for part in parts], {}
 
     def _ask_about(self, node: Node) -> str | None:
@@ -381,11 +384,12 @@ class _Search:
         )
         return ContractViolation("contract-violation", text)
 
-    def _unplaced_constants(self) -> set[Node]:
+    def _copied_constants(self) -> set[Node]:
         """Return the constant calls that accepted calls use, with the calls that unpack
         their results.
 
-        Groups leave these calls out: each partition gets copies of those that it uses.
+        Each partition gets copies of those that it uses. So they do not connect
+        partitions, and are left out when calls are grouped.
         """
         used = {
             n
@@ -400,10 +404,10 @@ class _Search:
         The host computes a constant call if one of its users is a refused call, the
         output, or another constant call that the host computes.
         """
-        unplaced = self._unplaced_constants()
+        copied = self._copied_constants()
         needed: set[Node] = set()
         for node in reversed(self.calls):  # users come first
-            if node in unplaced and any(
+            if node in copied and any(
                 u in needed or u in self.refused or u.op == "output" for u in node.users
             ):
                 needed.add(node)
@@ -447,8 +451,7 @@ def _constants_of(part: Sequence[Node], constant: set[Node]) -> list[Node]:
     found: dict[Node, None] = {}  # an ordered set
     # Depth first, without recursion. A constant that is popped for the first time is
     # pushed again, below its operands. When it is popped again, these are in ``found``.
-
-    # (node, whether it is popped for the second time)
+    # Entries are (node, whether it is popped for the second time).
     stack: list[tuple[Node, bool]] = [
         (i, False) for n in reversed(part) for i in reversed(n.all_input_nodes)
     ]
@@ -476,8 +479,8 @@ def _write_tags(
     ``parts``: the calls of each partition. ``constant``: calls and placeholders that
     are constants; each partition gets a copy of those that it uses. ``for_host``:
     constant calls that the host computes as well. A tag is the name of a partition. If
-    several places compute a constant, its tag is a tuple: first None for the host, if
-    the host is one of them, then the partitions.
+    a constant has several copies, its tag is a tuple: None for the host if it has a
+    copy, then the partitions.
     """
     tags: dict[Node, list[str | None]] = {node: [None] for node in for_host}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]

@@ -1,4 +1,4 @@
-"""Checks that the result of a partitioner has the types that the contract asks for."""
+"""Checks the types in the result of a partitioner."""
 
 from __future__ import annotations
 

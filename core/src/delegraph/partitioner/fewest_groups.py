@@ -1,9 +1,13 @@
 """The fewest convex groups of accepted nodes, in time linear in the graph.
 
-``level(n)`` is the largest number of times that a path to ``n`` leaves an accepted node
-for a refused one. Accepted nodes of equal level form one group. The groups are convex,
-because a path that leaves one comes back at a higher level. They are the fewest,
-because a path with k such steps needs k + 1 convex groups.
+A group is convex if no path leaves it and comes back: it can then be one partition. A
+path *drops out* where it goes from an accepted node to a refused one. The *level* of a
+node is the largest number of times that a path to the node drops out. Accepted nodes of
+equal level form one group. For example, in ``a -> b -> r -> c`` only ``r`` is refused:
+``a`` and ``b`` have level 0, ``c`` has level 1.
+
+The groups are convex, because a path that leaves one comes back at a higher level. They
+are the fewest, because a path that drops out k times needs k + 1 convex groups.
 
 The functions move *units*. A unit is a call with the ``getitem`` calls that unpack it,
 or a list of calls that must stay together. In a list of units, each comes after the
@@ -49,31 +53,31 @@ def size(unit: Unit) -> int:
 def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
     """Return call -> its level.
 
-    The level is the largest number of refused calls that follow an accepted call on a
-    path to the call. ``ordered``: units, each after the units that it needs.
-    ``accepted``: the calls that the backend takes. An operand without a level (a
-    placeholder, or a constant of which partitions get copies) is available at level 0.
+    ``ordered``: units, each after the units that it needs. ``accepted``: the calls that
+    the backend takes. Other operands (placeholders, and constants of which partitions
+    get copies) count as level 0.
     """
     level: Levels = {}
     for unit in ordered:
         is_accepted = unit[0] in accepted
-        # the operands that have a level
-        operands = [i for node in unit for i in node.all_input_nodes if i in level]
-        # a step from an accepted operand to a refused unit raises the level by one
-        highest = max(
-            (level[i] + (not is_accepted and i in accepted) for i in operands),
-            default=0,
-        )
+        highest = 0
+        for node in unit:
+            for operand in node.all_input_nodes:
+                if operand in level:
+                    drops_out = operand in accepted and not is_accepted
+                    highest = max(highest, level[operand] + drops_out)
         level.update(dict.fromkeys(unit, highest))
     return level
 
 
-def sink(ordered: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
-    """Raise accepted units to the lowest level of their users, in ``level``.
+def move_to_users(
+    ordered: Sequence[Unit], level: Levels, accepted: Collection[Node]
+) -> None:
+    """Set the level of accepted units to the lowest level of their users.
 
-    Only a unit that has users, all accepted and with a level, is raised. The unit is
-    then in one partition with a user of the lowest level, and fewer values cross
-    between partitions.
+    A unit is then in one partition with a user, so fewer values cross between
+    partitions. Units keep their level if they have no users, or a user that is refused
+    or has no level. Changes ``level``.
     """
     for unit in reversed(ordered):  # users first
         if unit[0] in accepted:
@@ -99,8 +103,8 @@ def group_by_level(
 
 def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
     """Return the connected parts of a group of units, in order of their first units."""
-    # Call -> a call of the same part. A call that is its own parent is the root of its
-    # part. Connecting two calls makes one root the parent of the other.
+    # Union-find: call -> a call of the same part. A call that is its own parent is the
+    # root of its part. Connecting two calls makes one root the parent of the other.
     parent = {n: unit[0] for unit in group for n in unit}
     for unit in group:
         for node in unit:
@@ -113,8 +117,8 @@ def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
     return list(components.values())
 
 
-def limit(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
-    """Cut a group, in the order of its units, into parts of at most ``largest``
+def split_by_size(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
+    """Split a group, in the order of its units, into parts of at most ``largest``
     operators.
 
     A unit that has more operators than that is a part by itself.
@@ -131,5 +135,5 @@ def limit(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
 
 
 def flatten(group: Iterable[Unit], position: Mapping[Node, int]) -> list[Node]:
-    """Return the nodes of a group in graph order."""
+    """Return the nodes of a group sorted by ``position``, their place in the graph."""
     return sorted((n for unit in group for n in unit), key=position.__getitem__)

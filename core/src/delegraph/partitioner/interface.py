@@ -1,5 +1,6 @@
-"""The ``Partitioner`` contract: choosing the nodes that a backend gets (names as in
-ExecuTorch).
+"""The ``Partitioner`` contract: how a backend chooses its nodes.
+
+The names are those of ExecuTorch.
 """
 
 from __future__ import annotations
@@ -68,17 +69,26 @@ sizes ("static").
 class Reason(str):
     """The reason to leave a node to the host, in the user's terms.
 
-    A plain str is accepted wherever a Reason is. ``hint``: advice for the user about
-    the program, its inputs or an option. ``cause``: a key that users do not see.
-    Refusals with the same cause are one row of the report, even with different texts.
-    Refusals without a cause are one row if operator and text are the same. ``of``: the
-    operand with the problem. If that operand is a call refused for the same cause, both
-    calls are in one row. ``unless``: the change of ``of`` that would remove the
-    problem: a dtype, ``"static"`` for fixed sizes, or the lowest and the highest
-    integer of an input. With it, the report repeats the support check and shows how
-    many more operators the backend would take. ``instead``: a reason with another
-    ``hint`` and another ``unless``. The report gives the hint with which the backend
-    takes the most operators; if several are equal, the first of them.
+    A plain str is accepted wherever a Reason is. For example, ``Reason("x has float64",
+    of=x, unless=torch.float32)``.
+
+    ``hint``: advice for the user about the program, its inputs or an option.
+
+    ``cause``: a key that users do not see. Refusals with the same cause are one row of
+    the report, even with different texts. Refusals without a cause are one row if
+    operator and text are the same.
+
+    ``of``: the operand with the problem. If that operand is a call refused for the same
+    cause, both calls are in one row.
+
+    ``unless``: the change of ``of`` that would remove the problem: a dtype,
+    ``"static"`` for fixed sizes, or the lowest and the highest integer of an input.
+    With it, the report repeats the support check and shows how many more operators the
+    backend would take.
+
+    ``instead``: a reason with another ``hint`` and another ``unless``. The report gives
+    the hint with which the backend takes the most operators; if several are equal, the
+    first of them.
     """
 
     hint: str

@@ -12,14 +12,6 @@ from typing import TYPE_CHECKING
 from ..discovery.import_by_name import lazy_names
 
 if TYPE_CHECKING:
-    from .facts import (
-        Fact,
-        format_seconds,
-        format_size,
-        list_counts,
-        most_frequent,
-        pluralize,
-    )
     from .formats import (
         LoweringResult,
         ReportFormat,
@@ -31,6 +23,14 @@ if TYPE_CHECKING:
     from .model import SCHEMA, Report
     from .rows import Cause, DelegateRow, MethodRow
     from .user_names import Notation
+    from .values_as_text import (
+        Fact,
+        format_seconds,
+        format_size,
+        list_counts,
+        most_frequent,
+        pluralize,
+    )
 
 __all__ = [
     "NOT_TAGGED",
@@ -61,7 +61,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
         __name__,
         {
             ".left_on_host": "NOT_TAGGED host_calls left_operators refused_by",
-            ".facts": (
+            ".values_as_text": (
                 "Fact format_seconds format_size list_counts most_frequent pluralize"
             ),
             ".formats": (

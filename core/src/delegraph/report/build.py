@@ -1,5 +1,7 @@
-"""Builds the rows of a report. A report calls this module when its rows are first read,
-so that a lowering takes no time for rows that are never read.
+"""Builds the rows of a report.
+
+A report calls this module when its rows are first read. So a lowering spends no time on
+rows that are never read.
 """
 
 from __future__ import annotations
@@ -31,18 +33,16 @@ def build_rows(
     # (backend id, target) of each delegate, once
     targets = {(d.backend_id, d.facts.get("target")) for d in origin.delegates}
     # backend id -> number of different targets
-    targets_of = Counter(backend_id for backend_id, _ in targets)
-    rows = Rows(
-        [
-            _delegate_row(
-                d,
-                backends[d.backend_id],
-                origin.notation(d.method),
-                targets_of[d.backend_id] > 1,
-            )
-            for d in origin.delegates
-        ]
-    )
+    target_count = Counter(backend_id for backend_id, _ in targets)
+    rows = Rows()
+    for delegate in origin.delegates:
+        row = _delegate_row(
+            delegate,
+            backends[delegate.backend_id],
+            origin.notation(delegate.method),
+            several_targets=target_count[delegate.backend_id] > 1,
+        )
+        rows.delegates.append(row)
     for method in origin.programs:
         operators = left_operators(nodes[method])
         rows.host[method] = dict(Counter(entry.operator for entry in operators))
@@ -52,8 +52,8 @@ def build_rows(
             for sources, figures in by_line.items()
         ]
         rows.causes += find_causes(method, operators, origin, origin.notation(method))
-        # a compiler's reason may have torch's names of sizes; ``notation`` replaces them
-        # by the user's names
+        # in reasons of compilers, ``notation`` replaces torch's names of sizes by the
+        # user's names
         given_back = [row for row in origin.given_back if row.method == method]
         rows.given_back += [
             replace(row, reason=origin.notation(method).text(row.reason))
@@ -67,8 +67,8 @@ def _delegate_row(
 ) -> DelegateRow:
     """Return the row of one delegate.
 
-    ``several_targets``: the backend compiled delegates for different targets; only then
-    ``facts`` keeps "target".
+    ``several_targets``: the backend compiled delegates for different targets. Only then
+    is "target" among the ``facts`` of the row.
     """
     module = info.module
     target = info.facts.get("target", "")

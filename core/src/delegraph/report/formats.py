@@ -1,5 +1,6 @@
-"""The formats of reports: one class for each suffix of a file. The core has text and
-JSON; plugins have others.
+"""The file formats of reports, one class for each suffix.
+
+The core has text and JSON. Plugins have others.
 """
 
 from __future__ import annotations
@@ -116,8 +117,9 @@ class JsonReport(ReportFormat):
 
 
 def verification_lines(verifications: Mapping[str, Verification]) -> list[str]:
-    """Return a text for the verification of each method. If there are several methods,
-    each text begins with the method's name.
+    """Return a text for the verification of each method.
+
+    If there are several methods, each text begins with the method's name.
     """
     several = len(verifications) > 1
     return [
@@ -129,8 +131,10 @@ def verification_lines(verifications: Mapping[str, Verification]) -> list[str]:
 def verification_content(
     verifications: Mapping[str, Verification],
 ) -> dict[str, Any] | None:
-    """Return the JSON object of the only verification, or method -> object if there are
-    several; None if there are none.
+    """Return the verifications for JSON.
+
+    That is the object of the only verification, method -> object if there are several,
+    or None if there is none.
     """
     if len(verifications) > 1:
         return {m: v.to_json() for m, v in verifications.items()}
@@ -138,15 +142,17 @@ def verification_content(
 
 
 def declared_for(path: Path) -> str:
-    """Return the name by which the registry finds the format of ``path``: the file's
-    name, or ``.txt`` if it has no suffix.
+    """Return the name by which the registry finds the format of ``path``.
+
+    That is the file's name, or ``.txt`` if it has no suffix.
     """
     return path.name if path.suffix else ".txt"
 
 
 def expect_report_formats(paths: Iterable[Path]) -> None:
-    """Raise FormatNotFound unless a plugin declares the format of each path. Called
-    before the work of which the reports are written.
+    """Raise FormatNotFound unless a plugin declares the format of each path.
+
+    A command calls this before it lowers, so that a wrong suffix costs no time.
     """
     for path in paths:
         default_registry().find(ReportSpec, declared_for(path))
@@ -157,8 +163,7 @@ def write_report(
     path: str | os.PathLike[str],
     registry: Registry | None = None,
 ) -> Sequence[Path]:
-    """Write a ``LoweringResult`` in the format that the suffix of ``path`` chooses;
-    return the paths of the written files.
+    """Write a file in the format that its suffix chooses; return all written paths.
 
     Writes nothing, and returns [], if lowering failed and the format does not report
     failures. Raises FormatNotFound if no plugin declares the suffix (the hint is the

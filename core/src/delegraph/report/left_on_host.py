@@ -1,5 +1,5 @@
-"""Facts about the calls of a lowered graph: which calls the host computes, and why no
-backend took these.
+"""Finds the calls of a lowered graph that the host computes, and why no backend took
+them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def host_calls(nodes: Iterable[Node]) -> list[Node]:
     Calls of delegates, the unpacking of their results and casts at their borders are
     left out.
     """
-    # calls of delegates, the unpacking of their results, and casts at their borders
     excluded: set[Node] = set()
     calls: list[Node] = []
-    for node in (n for n in nodes if n.op == "call_function"):
-        # the engine marks the casts that it inserts at the border of a delegate as
-        # "boundary"; ``unpacked``: the call of which ``node`` takes one result, None
-        # for other nodes
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        # "boundary" marks casts at the border of a delegate; ``unpacked`` returns the
+        # call of which ``node`` takes one result, or None
         if (
             node.target is CALL_DELEGATE
             or "boundary" in node.meta
@@ -44,8 +44,9 @@ def host_calls(nodes: Iterable[Node]) -> list[Node]:
 
 
 class LeftOperator(NamedTuple):
-    """An operator that is left to the host: its name, and the first of the calls to
-    which the host decomposes it.
+    """An operator that is left to the host: its name, and its call.
+
+    If the host decomposes the operator, ``node`` is the first of the new calls.
     """
 
     operator: str
@@ -59,7 +60,7 @@ def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
     about it as a whole. Calls that only check something (``find_checks``) are left out,
     because no backend is expected to have them.
     """
-    # a call, or the key of the call that was decomposed to it -> the operator
+    # call of the host, or mark of the call that was decomposed to it -> the operator
     operators: dict[Any, LeftOperator] = {}
     calls = host_calls(nodes)
     checks: set[Node] = set()
@@ -67,13 +68,13 @@ def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
         checks |= find_checks(graph)
     for node in calls:
         if is_operator(node) and node not in checks:
-            # (debug handle, name, operator) of the call that was decomposed to ``node``
-            # and others; None if none was
-            whole = node.meta.get(LEFT)
-            if whole is None:
+            # the mark (debug handle, name, operator) of the call that was decomposed to
+            # ``node``; None if none was
+            mark = node.meta.get(LEFT)
+            if mark is None:
                 operators[node] = LeftOperator(operator_name(node), node)
             else:
-                operators.setdefault(whole, LeftOperator(whole[-1], node))
+                operators.setdefault(mark, LeftOperator(mark[-1], node))
     return list(operators.values())
 
 
@@ -89,13 +90,12 @@ def add_up(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def figures_by_line(
     delegates: Iterable[DelegateInfo],
 ) -> dict[tuple[Source, ...], dict[str, float]]:
-    """Return lines of the user's program -> amounts by name, such as cycles, that
-    backends expect for them, largest first.
+    """Return lines of the user's program -> the amounts that backends expect for them.
 
-    Backends give amounts for delegate debug identifiers. Each identifies some
-    operators. The key of their amounts is the tuple of the lines of these operators:
-    one line, or several for a fusion, because the share of each line is not known. The
-    key is () if no line is known. The first amount decides the order.
+    Amounts are such as ``{"cycles": 1200}``. Backends give them for debug identifiers,
+    each of which identifies some operators. The key is the tuple of the lines of these
+    operators: one line, or several for a fusion, because the share of each line is not
+    known. It is () if no line is known. Entries with a larger first amount come first.
     """
     amounts_of: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
     for info in delegates:
@@ -118,8 +118,9 @@ NOT_TAGGED = "not tagged by its partitioner"
 
 
 def reasons_of(backend: str, refusals: Iterable[Refusal]) -> Reasons:
-    """Return the reasons in ``refusals``, which one backend's partitioner made, by
-    backend, debug handle and operator.
+    """Return the reasons in ``refusals``, by the keys of ``Reasons``.
+
+    The partitioner of ``backend`` made these refusals.
     """
     return {
         (backend, handle_of(r.node), operator_name(r.node)): r.reason for r in refusals
@@ -127,8 +128,9 @@ def reasons_of(backend: str, refusals: Iterable[Refusal]) -> Reasons:
 
 
 class RefusedOperator(NamedTuple):
-    """An operator that a backend refused, the reason, and the operator that was
-    decomposed to it ("" if none was).
+    """An operator that a backend refused, and the reason.
+
+    ``part_of``: the operator that was decomposed to it; "" if none was.
     """
 
     operator: str
@@ -139,9 +141,10 @@ class RefusedOperator(NamedTuple):
 def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
     """Return why ``backend`` did not take ``node``, a call of the host.
 
-    The backend refused the node's operator, or one of the operators that were
-    decomposed to it; the innermost one that ``reasons`` has is returned. If ``reasons``
-    has none, the outermost one is returned with the reason NOT_TAGGED.
+    ``node`` may come from a decomposition: ``linear`` -> ``addmm`` -> ``mm``, for
+    example. The backend refused the node's operator, or one of the operators outside of
+    it. The innermost one that ``reasons`` has is returned. If ``reasons`` has none, the
+    outermost one is returned with the reason NOT_TAGGED.
     """
     # operators that were decomposed, outermost first
     outer: tuple[str, ...] = node.meta.get("decomposed_from", ())
@@ -157,8 +160,9 @@ def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
 def refused_by(
     node: Node, reasons: Reasons, backends: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return (backend, reason) for each of ``backends``. The reason is why the backend
-    did not take ``node``, a call of the host.
+    """Return (backend, reason why it did not take ``node``) for each of ``backends``.
+
+    ``node``: a call of the host.
     """
     return [
         (backend, full_reason(find_refusal(node, backend, reasons)))
@@ -167,9 +171,7 @@ def refused_by(
 
 
 def full_reason(refusal: RefusedOperator) -> str:
-    """Return the reason of ``refusal``. If another operator was decomposed to the
-    refused one, its name follows in brackets.
-    """
+    """Return the reason, with the operator that was decomposed to the refused one."""
     return (
         f"{refusal.reason} (part of {refusal.part_of})"
         if refusal.part_of

@@ -1,6 +1,4 @@
-"""``Report``: which backend got which operators, and a readable reason for every
-operator that the host computes.
-"""
+"""``Report``: the operators that each backend got, and why the others are on the host."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ..discovery.first_party import provided
 from ..errors import NotFullyDelegated
 from ..io.escape_for_terminal import printable
-from .facts import Fact, WithFacts, list_seconds, pluralize
 from .rows import (
     Cause,
     DelegateRow,
@@ -22,6 +19,7 @@ from .rows import (
     ReportOrigin,
     Rows,
 )
+from .values_as_text import Fact, WithFacts, list_seconds, pluralize
 
 if TYPE_CHECKING:
     from ..host.verify import Verification
@@ -36,9 +34,9 @@ figures.
 
 
 class Report(WithFacts):
-    """The results of one lowering. ``print`` the report, convert it by ``to_json()``,
-    or write it to a file by ``save``.
+    """The results of one lowering.
 
+    ``print`` the report, convert it by ``to_json()``, or write a file by ``save``.
     ``rows`` are built when they are first read. Rows and pictures are made from the
     lowered programs, which the report keeps alive until ``release``. ``notes``:
     sentences about the lowering. ``seconds``: phase -> duration.
@@ -88,36 +86,32 @@ class Report(WithFacts):
 
     @property
     def causes(self) -> list[Cause]:
-        """Return the causes that keep operators on the host, method by method, each in
-        the order of ``find_causes``.
+        """Return the causes that keep operators on the host, method by method.
+
+        ``find_causes`` describes their order within a method.
         """
         return self.rows.causes
 
     @property
     def refusals(self) -> list[RefusalRow]:
-        """Return the refusals of all causes, one row for each operator and reason of a
-        cause.
-        """
+        """Return the rows of all causes, one for each operator and reason of a cause."""
         return [row for cause in self.causes for row in cause.refusals]
 
     @property
     def given_back(self) -> list[GivenBack]:
-        """Return partitions that a backend's partitioner took and its compiler then
-        refused.
-        """
+        """Return the partitions that a partitioner took and the compiler refused."""
         return self.rows.given_back
 
     @property
     def figures(self) -> list[LineFigures]:
-        """Return amounts that backends expect, such as cycles, for lines of the user's
-        program. The rows of a method are together, the largest amount first.
+        """Return amounts that backends expect, such as cycles, for the user's lines.
+
+        The rows of a method are together, the largest amount first.
         """
         return self.rows.figures
 
     def expect_full(self) -> None:
-        """Raise NotFullyDelegated, with this report, if an operator was left to the
-        host.
-        """
+        """Raise NotFullyDelegated, with this report, if the host has an operator."""
         if self.host_operators:
             count = (
                 "1 operator is"
@@ -132,17 +126,16 @@ class Report(WithFacts):
 
     @property
     def delegated_share(self) -> float:
-        """Return the share of all operators that are in delegates, from 0 to 1; 1 if
-        there are no operators.
+        """Return the share of operators that are in delegates, from 0 to 1.
+
+        1 if there are no operators.
         """
         total = self.delegated_operators + self.host_operators
         return self.delegated_operators / total if total else 1.0
 
     def release(self) -> None:
-        """Build the rows, and drop the reference to the programs, so that their memory
-        can be freed.
-        """
-        # the property builds the rows, and must do so before the programs are dropped
+        """Drop the reference to the programs, so that their memory can be freed."""
+        # the property builds the rows while the programs are still there
         self._source = self.rows
         self.origin = ReportOrigin()
 
@@ -151,7 +144,7 @@ class Report(WithFacts):
         """Return how many operators were left to the host, in all methods together.
 
         An operator that the host decomposes counts once. Unpacking, arithmetic on
-        sizes, and moving values to and from delegates do not count.
+        sizes, and casts at the border of a delegate do not count.
         """
         return sum(sum(counts.values()) for counts in self.host.values())
 
@@ -166,13 +159,13 @@ class Report(WithFacts):
         verifications: Mapping[str, Verification] | None = None,
         profiles: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the report in the format that the path's suffix chooses: ``.txt``,
-        ``.json``, or one of a plugin.
+        """Write the report in the format that the path's suffix chooses.
 
-        ``verifications``: method -> result of ``verify``, to be written with the
-        report. ``profiles``: method -> result of ``LoweredProgram.profile``, likewise.
-        Raises FormatNotFound if no plugin declares the suffix (the hint is the command
-        that installs one), WriteError if the file cannot be written.
+        The core has ``.txt`` and ``.json``; plugins have others. ``verifications``:
+        method -> result of ``verify``, to be written with the report. ``profiles``:
+        method -> result of ``LoweredProgram.profile``, likewise. Raises FormatNotFound
+        if no plugin declares the suffix (the hint is the command that installs one),
+        WriteError if the file cannot be written.
         """
         from .formats import LoweringResult, write_report
 
@@ -181,10 +174,9 @@ class Report(WithFacts):
         )
 
     def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
-        """Return the report as an HTML page with pictures, as ``save("report.html")``
-        writes it. Needs ``delegraph-analysis``.
+        """Return the HTML page with pictures that ``save("report.html")`` writes.
 
-        Raises PluginUnavailable, with the pip command as hint, if that distribution is
+        Needs ``delegraph-analysis``. Raises PluginUnavailable, with the pip command as hint, if that distribution is
         not installed.
         """
         render = provided("delegraph_analysis:render_page", "the report as a page")
@@ -192,10 +184,9 @@ class Report(WithFacts):
         return page
 
     def to_text(self, verbose: bool = False) -> str:
-        """Return the report as ``print`` shows it. ``verbose`` adds operators, inputs,
-        outputs and time of each delegate.
+        """Return the report as ``print`` shows it.
 
-        Characters that do not print, such as those that move a terminal's cursor, are
+        ``verbose`` adds operators, inputs, outputs and time of each delegate. Characters that do not print, such as those that move a terminal's cursor, are
         replaced by escapes.
         """
         return printable("\n".join(self._lines(verbose)), kept="\n")

@@ -1,8 +1,8 @@
-"""Groups refusals by cause. A cause has the reason of its first refusal, and all
-refusals that follow from that one.
+"""Groups refusals by cause.
 
-If TOSA lacks the dtype of an operand, for example, all operators that depend on it stay
-on the host: one cause, many refusals.
+For example, a backend without float64 refuses ``y = x.exp()``, and all calls that use
+``y``. These refusals have one cause. Its *root* is the first refusal, about ``x.exp()``,
+from which the others follow.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Root(NamedTuple):
     """The first refusal of a cause.
 
     ``key`` identifies the cause: refusals with equal keys have the same cause.
-    ``reason`` is the reason of the first refusal. ``behind``: the operator that
-    computes ``reason.of``, if this operator is refused for another cause; else "".
+    ``reason``: the reason of the first refusal. ``behind``: the operator that computes
+    the operand ``reason.of``, if it is refused for another cause; else "".
     """
 
     key: tuple[str, ...]
@@ -43,9 +43,7 @@ class _Root(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """An operator that is left to the host, its refusal by one backend, and the root of
-    the refusal's cause.
-    """
+    """An operator on the host, its refusal by one backend, and the refusal's root."""
 
     operator: LeftOperator
     refusal: RefusedOperator
@@ -55,17 +53,15 @@ class _Member(NamedTuple):
 def find_causes(
     method: str, left: Sequence[LeftOperator], origin: ReportOrigin, notation: Notation
 ) -> list[Cause]:
-    """Return the causes that keep the operators in ``left`` on the host, for one
-    backend after the other.
+    """Return the causes that keep the operators in ``left`` on the host.
 
     ``origin``: has the backends' reasons. ``notation``: writes these with the user's
-    names. The causes of a backend are in this order: first those that follow from no
-    other cause, then the others. Within both parts, causes with more operators are
-    first.
+    names. The causes are in the order of the backends. Of one backend, causes that
+    follow from no other cause are first, and then causes with more operators.
     """
     causes: list[Cause] = []
-    # returns the reason of a cause with the best hint, and how many operators the
-    # backend would take without the cause; None if nothing can be predicted
+    # A function that returns the reason with the best hint, and how many operators the
+    # backend would take without the cause. None if nothing can be predicted.
     predict = None
     if origin.checks and not missing(["delegraph_analysis"]):
         predict = load("delegraph_analysis.what_if:predict")
@@ -84,46 +80,36 @@ def find_causes(
             frees = None
             if k < PREDICTED and check is not None and predict is not None:
                 nodes = [operator.node for operator in left]
-                reason, frees = predict(*check, reason, nodes)
+                reason, frees = predict(check.program, check.refused, reason, nodes)
             causes.append(_cause(method, backend, group, reason, frees, notation))
     return causes
 
 
 class _Roots:
-    """Finds the root of each reason of one backend. Roots are cached, so each reason is
-    followed only once.
-    """
+    """Finds the roots of the reasons of one backend, and remembers them."""
 
     def __init__(self, backend: str, reasons: Reasons) -> None:
-        """``reasons``: the reasons of all backends for one method. Only the reasons of
-        ``backend`` are read.
-        """
+        """``reasons``: those of all backends for one method."""
         self.backend = backend
         self.reasons = reasons
         self._known: dict[int, _Root] = {}  # id of a reason -> its root
 
     def member(self, operator: LeftOperator) -> _Member:
-        """Return ``operator`` with its refusal and the root of the refusal. Members
-        with equal root keys form one cause.
-        """
+        """Return ``operator`` with its refusal and the root of the refusal."""
         refusal = find_refusal(operator.node, self.backend, self.reasons)
         if isinstance(refusal.reason, Reason) and refusal.reason.cause:
             return _Member(operator, refusal, self._root(refusal.reason))
-        # a reason that names no cause is a cause of its own: one for each operator and
-        # text
-        return _Member(
-            operator,
-            refusal,
-            _Root((refusal.operator, full_reason(refusal)), full_reason(refusal), ""),
-        )
+        # without a cause, refusals of the same operator with the same text have one root
+        text = full_reason(refusal)
+        root = _Root((refusal.operator, text), text, behind="")
+        return _Member(operator, refusal, root)
 
     def _root(self, reason: Reason) -> _Root:
         """Return the root of the cause that ``reason`` has.
 
         A reason may name an operand (``of``), and the backend may have refused that
         operand for the same cause. This method follows the reasons from operand to
-        operand, up to the last one with that cause. The root is made of the last one,
-        and kept in ``_known`` for all reasons on the way.
+        operand. The last one with that cause is the root of all reasons on the way.
         """
         path: dict[int, Reason] = {}  # id -> reason, for the reasons on the way
         while id(reason) not in self._known:
@@ -134,8 +120,8 @@ class _Roots:
                 or earlier.cause != reason.cause
                 or id(earlier) in path
             ):
-                # ``reason`` is the last one with its cause. If the path leads back into
-                # itself, the cause follows from no other one.
+                # ``reason`` is the last one with its cause. In a cycle, the operand has
+                # the same cause, so ``reason`` follows from no other one.
                 follows_from_another = earlier is not None and id(earlier) not in path
                 self._known[id(reason)] = _root_of(reason, follows_from_another)
             else:
@@ -156,11 +142,7 @@ class _Roots:
         # call
         producer = unpacked(reason.of) or reason.of
         return self.reasons.get(
-            (
-                self.backend,
-                handle_of(producer),
-                operator_name(producer),
-            )
+            (self.backend, handle_of(producer), operator_name(producer))
         )
 
 
@@ -191,8 +173,7 @@ def _cause(
 ) -> Cause:
     """Return the row of the cause that all members of ``group`` share.
 
-    ``reason``: the reason of the root, or a prediction's copy with a better hint; only
-    its hint is read. ``frees``: how many operators the backend would take without this
+    ``reason``: has the hint; it is the reason of the root, or its ``instead``. ``frees``: how many operators the backend would take without this
     cause; None if not known. ``notation``: writes reason and hint with the user's names
     of sizes.
     """
@@ -209,10 +190,9 @@ def _cause(
 def _rows(
     method: str, backend: str, group: Sequence[_Member], notation: Notation
 ) -> tuple[RefusalRow, ...]:
-    """Return one row for each pair of operator and reason among the members, in the
-    order of the program.
+    """Return one row for each pair of operator and reason in ``group``.
 
-    A row has the number of calls of its pair, and the first known line of the user's
+    Rows are in the order of the program. A row has the number of calls of its pair, and the first known line of the user's
     program with such a call.
     """
     calls_of: dict[tuple[str, str], list[Node]] = {}  # (operator, reason) -> calls

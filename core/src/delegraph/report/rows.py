@@ -1,6 +1,4 @@
-"""The kinds of rows of a report, each with its facts. ``ReportOrigin`` keeps the
-programs from which rows and pictures are made.
-"""
+"""The rows of a report, and ``ReportOrigin``, from which they are built."""
 
 from __future__ import annotations
 
@@ -12,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from delegraph_programs import Source
 
 from ..delegates.lowered_module import Argument
-from .facts import (
+from .user_names import Notation
+from .values_as_text import (
     Fact,
     WithFacts,
     format_size,
@@ -22,7 +21,6 @@ from .facts import (
     most_frequent,
     pluralize,
 )
-from .user_names import Notation
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -98,8 +96,9 @@ class DelegateRow(WithFacts):
 
     ``method``: the method that calls the delegate. ``operators``: operator -> count.
     ``bytes``: size of its blob. ``facts``: name -> fact that the backend states about
-    it. ``figures``: amounts that the backend expects, such as cycles, summed over the
-    delegate. ``facts`` has the target only if delegates of the backend differ in it.
+    it. The fact "target" is left out if all delegates of the backend have the same.
+    ``figures``: amounts that the backend expects, such as cycles, summed over the
+    delegate.
     """
 
     method: str
@@ -186,16 +185,14 @@ class LineFigures(WithFacts):
     KEYS = ("method", "figures", "sources")
 
     def __str__(self) -> str:
-        """Return the amounts, then the lines of the program: the first line with its
-        code, the others as ``file:line``.
+        """Return the amounts, then the lines of the program.
+
+        The first line has its code, the others are ``file:line``.
         """
-        places = [str(source) for source in self.sources[:1]] + [
-            source.place for source in self.sources[1:]
-        ]
-        return (
-            f"{', '.join(list_amounts(self.figures))} "
-            f" {' with '.join(places) or 'no line is known'}"
-        )
+        places = [str(source) for source in self.sources[:1]]
+        places += [source.place for source in self.sources[1:]]
+        where = " with ".join(places) or "no line is known"
+        return f"{_list_figures(self.figures)}  {where}"
 
 
 @dataclass(frozen=True)
@@ -223,9 +220,9 @@ class Cause(WithFacts):
     ``reason``: the reason of the first operator refused for this cause. Further
     operators are refused only because they depend on the first one, and have reasons of
     their own. ``refusals``: a row for each pair of operator and reason. ``hint``:
-    advice of the backend for the user, else "". ``behind``: if this cause follows from
-    another one, the operator that is refused for that other cause, and computes an
-    operand of the first operator; else "". ``frees``: how many more operators of the
+    advice of the backend for the user, else "". ``behind``: the operator that computes
+    an operand of the first operator, if it is refused for another cause; else "". This
+    cause then follows from that one. ``frees``: how many more operators of the
     method the backend would take without this cause; None if not computed. ``handles``:
     debug handles of the refused operators, in the order of the program.
     """
@@ -254,12 +251,10 @@ class Cause(WithFacts):
 
     @property
     def source(self) -> Source | None:
-        """Return the first known line of the user's program among the refused
-        operators; None if none is known.
-        """
+        """Return the first known line with a refused operator; None if there is none."""
         return next((row.source for row in self.refusals if row.source), None)
 
-    # text and pages write these values as sentences (``remarks`` and ``__str__``)
+    # there are no FACTS, because text and pages write sentences (``remarks``)
     KEYS = (
         "method",
         "backend",
@@ -289,8 +284,9 @@ class Cause(WithFacts):
         return remarks
 
     def __str__(self) -> str:
-        """Return a line with the operators and the reason. Further lines have the first
-        place, the remarks and, if there are several operators, the count of each.
+        """Return a line with the operators and the reason, and further lines.
+
+        These have the first source, the remarks and the counts of several operators.
         """
         counts = most_frequent(self.operators)
         if len(counts) == 1:
@@ -312,10 +308,9 @@ class Cause(WithFacts):
 
 @dataclass(frozen=True)
 class GivenBack(WithFacts):
-    """A partition that a backend's partitioner took and its compiler refused. The next
-    backend or the host gets the partition.
+    """A partition that a backend's partitioner took and its compiler refused.
 
-    ``operators``: operator -> count. ``source``: the line that the compiler's error
+    The next backend or the host gets its operators. ``operators``: operator -> count. ``source``: the line that the compiler's error
     names, else the partition's first line; None if neither is known.
     """
 
@@ -376,8 +371,9 @@ class MethodRow(WithFacts):
 
 @dataclass
 class Rows:
-    """All rows of a report. ``host``: method -> operator -> how many calls of it were
-    left to the host.
+    """All rows of a report.
+
+    ``host``: method -> operator -> how many calls of it were left to the host.
     """
 
     delegates: list[DelegateRow] = field(default_factory=list)
@@ -407,15 +403,17 @@ class ReportOrigin:
     _notations: dict[str, Notation] = field(default_factory=dict)
 
     def notation(self, method: str) -> Notation:
-        """Return the ``Notation`` of a method's program. All calls for a method return
-        the same object, because a Notation keeps its tables.
+        """Return the ``Notation`` of a method's program.
+
+        All calls for a method return the same object, which keeps its tables.
         """
         return self._notations.setdefault(
             method, Notation(self.programs[method].graph.nodes)
         )
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:
-        """Return this origin itself. Nothing changes an origin, and a copy of the
-        programs would take much memory.
+        """Return this origin itself: a copy of the programs would take much memory.
+
+        Nothing changes an origin.
         """
         return self

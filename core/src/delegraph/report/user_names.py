@@ -1,5 +1,6 @@
-"""Writes symbolic sizes, and texts of backends about a program, with names that the
-user knows.
+"""Writes symbolic sizes, and texts of backends, with names that the user knows.
+
+For example, torch's ``s77`` becomes ``batch``.
 """
 
 from __future__ import annotations
@@ -25,41 +26,32 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"[su](?<![\w.].)\d+(?!\w)")
 """torch's name of a symbolic size: ``s77``, or ``u0`` for a size that depends on data.
 
-The lookbehind follows the letter and does not precede it: this makes the search four
-times as fast.
+The lookbehind is after the letter, not before it: the search is four times as fast.
 """
 _PARAMETER = re.compile(r"arg(?<![\w.]arg)\d+_\d+(?!\w)")
 """A name that torch gives to an input of a loop body."""
 
 
 class Notation:
-    """Writes the values of one program. ``nodes``: the nodes of its graph without
-    subgraphs, in order.
+    """Writes the values of one program with the user's names.
 
-    A symbolic size (``s77``) is written with the user's name for it, as in
-    ``Dim("batch")``. Files do not keep these names. A size without such a name is named
-    after its origin: ``x.size(0)``.
+    ``nodes``: the nodes of its graph without subgraphs, in order. A symbolic size
+    (``s77``) gets the name that the user gave it, as in ``Dim("batch")``. Program files
+    do not keep these names. A size without such a name is named after the value that
+    has it: ``x.size(0)``.
     """
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._nodes = nodes
 
     def size(self, size: Any) -> str:
-        """Return a size (an int or symbolic) as text, with users' names in place of
-        torch's symbols.
-        """
+        """Return a size, an int or symbolic, as text: ``s0*4 + 1`` -> ``4*batch + 1``."""
         if not isinstance(size, _SYMBOLIC):
             return str(size)
-        return self.expression(size.node.expr)
-
-    def expression(self, expression: Any) -> str:
-        """Return a sympy expression as text, with users' names in place of torch's
-        symbols.
-        """
-        return str(expression.xreplace(self._symbols))
+        return str(size.node.expr.xreplace(self._symbols))
 
     def text(self, text: str) -> str:
-        """Return a backend's text, with users' names in place of torch's.
+        """Return a backend's text, with the user's names in place of torch's.
 
         A symbol of a size is replaced unless a value of the program has the same name.
         An input of a loop body gets the name of the value that the loop starts with.
@@ -94,8 +86,9 @@ class Notation:
 
     @cached_property
     def _texts(self) -> dict[str, str]:
-        """Return torch's name of a symbol -> the user's name; symbols with the same
-        name as a value are left out.
+        """Return torch's name of a symbol -> the user's name.
+
+        Symbols that have the name of a node are left out.
         """
         names = {node.name for node in self._nodes}
         return {
@@ -113,8 +106,9 @@ class Notation:
         }
 
     def argument(self, argument: Argument) -> Argument:
-        """Return ``argument``, an input or output of a delegate, with its symbolic
-        sizes as text. A shape of None stays None.
+        """Return an input or output of a delegate with its symbolic sizes as text.
+
+        A shape of None stays None.
         """
         shape = argument.shape and tuple(
             size if isinstance(size, int) else self.size(size)
@@ -124,16 +118,17 @@ class Notation:
 
 
 def _name_in_program(value: Node) -> str:
-    """Return the name that ``value``, a node of the lowered program, has in the user's
-    program, even if a delegate computes the value.
+    """Return the name of ``value`` in the program before it was lowered.
+
+    ``value``: a node of the lowered program.
     """
-    # a cast at a delegate's border is not in the user's program: take its operand
+    # the user's program has no cast at a delegate's border: take its operand
     producer = value.all_input_nodes[0] if "boundary" in value.meta else value
     # an output of a delegate is unpacked by ``getitem(call, index)``
     call = unpacked(producer)
     if call is None or call.target is not CALL_DELEGATE:
         return producer.name
-    # the delegate records the names of its outputs in the user's program
+    # the delegate has the old names of its outputs
     fetch = call.all_input_nodes[0]
     delegate: Any = getattr(producer.graph.owning_module, str(fetch.target))
     return str(delegate.outputs[producer.args[1]].name)
@@ -145,12 +140,12 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 def _names_in_bodies(
     nodes: Iterable[Node], outer: Mapping[str, str] = _NOTHING
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name of a subgraph's input, name of the operand that the input gets), for
-    the subgraphs that ``nodes`` fetch, at any depth.
+    """Yield (name of a subgraph's input, name of the operand that the input gets).
 
-    The name of an operand is its name in the user's program. ``nodes``: the nodes of
-    one graph. ``outer``: if that graph is itself a subgraph, the pairs of its own
-    inputs, as a mapping; empty for the graph of a program.
+    This includes all subgraphs that ``nodes`` fetch, at any depth. The name of an
+    operand is its name in the user's program. ``nodes``: the nodes of one graph.
+    ``outer``: if that graph is itself a subgraph, the pairs of its own inputs, as a
+    mapping; empty for the graph of a program.
     """
     for fetch in nodes:
         body: Any = (

@@ -21,9 +21,9 @@ import pytest
 import torch
 from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.report.facts import Fact
 from delegraph.report.model import Report
 from delegraph.report.rows import Cause, DelegateRow, MethodRow, RefusalRow, Rows
+from delegraph.report.values_as_text import Fact
 from delegraph_analysis.drawing import (
     STYLE,
     TONES,

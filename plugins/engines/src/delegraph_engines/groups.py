@@ -17,7 +17,7 @@ from delegraph.partitioner.fewest_groups import (
     flatten,
     group_by_level,
     levels,
-    sink,
+    move_to_users,
     size,
     units,
 )
@@ -43,7 +43,7 @@ def fewest_partitions(
     if refused:
         return None
     level = levels(ordered, accepted)
-    sink(ordered, level, accepted)
+    move_to_users(ordered, level, accepted)
     parts = group_by_level(ordered, level, accepted)
     return [flatten(part, grouped.position) for part in parts]
 

@@ -1,5 +1,7 @@
-"""Facts of a report: name, value and text form. Text, JSON and the page are generated
-from these facts.
+"""Writes the values of a report as text and JSON.
+
+A row of a report lists its values as ``Fact`` objects. Text and pages are generated
+from these, and JSON from the names in ``KEYS``.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from delegraph_programs import Source
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact of a row or of a report, as text and pages show it.
+    """How text and pages show one attribute of a row or of a report.
 
-    ``name``: the attribute with its value. ``label`` is the heading on the page; in
-    text it precedes the entries. ``short`` writes the value in a few words, for the
-    row's line or table cell. ``entries`` writes the value as several texts, for a line
-    of its own in text or a list on the page. If a fact has ``short`` too, a cell shows
-    the list; a long list is folded, and the short form unfolds it.
+    ``name``: the attribute. ``label``: the heading on the page; in text it precedes the
+    entries. ``short`` writes the value in a few words, for the row's line or table
+    cell: "3 inputs". ``entries`` writes the value as several texts, for a line of its
+    own in text or a list on the page. If a fact has both, the page shows the list in
+    the cell; a long list is folded below the short form.
     """
 
     name: str
@@ -35,17 +37,15 @@ class Fact:
 class WithFacts:
     """Base of rows and reports: writes them as text and JSON.
 
-    ``KEYS``: the attributes in JSON. ``FACTS``: the facts in text and pages. A row
-    writes other attributes in sentences.
+    ``KEYS``: the attributes in JSON. ``FACTS``: the attributes in text and pages. The
+    ``__str__`` of a row adds other attributes.
     """
 
     KEYS: ClassVar[Sequence[str]] = ()
     FACTS: ClassVar[Sequence[Fact]] = ()
 
     def in_short(self) -> str:
-        """Return the short forms (``Fact.short``) of the facts that have one, in one
-        line; empty texts are left out.
-        """
+        """Return the short forms of the facts in one line. Empty texts are left out."""
         texts = [fact.short(fact.of(self)) for fact in self.FACTS if fact.short]
         return ", ".join(filter(None, texts))
 
@@ -61,9 +61,10 @@ class WithFacts:
                 yield f"{fact.label}: {', '.join(entries) or 'none'}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes in ``KEYS`` as plain JSON values. The keys are stable
-        within one ``schema`` of a report. Values under "seconds" are rounded to
-        microseconds.
+        """Return the attributes in ``KEYS`` as plain JSON values.
+
+        The keys are stable within one ``schema`` of a report. Values under "seconds"
+        are rounded to microseconds.
         """
         content = {name: as_json(getattr(self, name)) for name in self.KEYS}
         for phase, seconds in content.get("seconds", {}).items():
@@ -72,9 +73,7 @@ class WithFacts:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value of a row as plain JSON values. An object of another type becomes
-    its text.
-    """
+    """Return a value of a row as plain JSON values. Objects of other types become text."""
     if isinstance(value, WithFacts):
         return value.to_json()
     if isinstance(value, Source):
@@ -88,16 +87,15 @@ def as_json(value: Any) -> Any:
 
 
 def most_frequent(operators: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return (operator, count) pairs, the most frequent operator first; equal counts
-    are sorted by name.
+    """Return (operator, count) pairs, the most frequent operator first.
+
+    Operators with equal counts are sorted by name.
     """
     return sorted(operators.items(), key=lambda item: (-item[1], item[0]))
 
 
 def list_counts(operators: Mapping[str, int]) -> list[str]:
-    """Return a text such as ``2 x aten.add.Tensor`` for each operator, the most
-    frequent first.
-    """
+    """Return ``2 x aten.add.Tensor`` for each operator, the most frequent first."""
     return [f"{n} x {op}" for op, n in most_frequent(operators)]
 
 
@@ -107,9 +105,7 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def format_size(count: int) -> str:
-    """Return a number of bytes as text, in the largest unit that is not larger than the
-    number: ``6.0 kB``. The units are byte, kB, MB and GB.
-    """
+    """Return a number of bytes as text in bytes, kB, MB or GB: 6000 -> ``6.0 kB``."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -117,16 +113,12 @@ def format_size(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time as text: ``1.20 s``, or milliseconds for less than one second:
-    ``12.0 ms``.
-    """
+    """Return a time as text: ``1.20 s``, or ``12.0 ms`` for less than one second."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def list_amounts(amounts: Mapping[str, float]) -> list[str]:
-    """Return a text such as ``cycles 1,200`` for each amount; floats are rounded to
-    four significant digits.
-    """
+    """Return ``cycles 1,200`` for each amount, a float with four significant digits."""
     return [
         f"{name} {amount:,}" if isinstance(amount, int) else f"{name} {amount:.4g}"
         for name, amount in amounts.items()
@@ -134,5 +126,5 @@ def list_amounts(amounts: Mapping[str, float]) -> list[str]:
 
 
 def list_seconds(seconds: Mapping[str, float]) -> list[str]:
-    """Return a text such as ``export 1.20 s`` for each phase."""
+    """Return ``export 1.20 s`` for each phase."""
     return [f"{phase} {format_seconds(s)}" for phase, s in seconds.items()]
