@@ -555,7 +555,7 @@ def test_predictions_leave_out_operators_that_the_compiler_refused():
     settings = Settings(
         registry,
         Serial().session(registry, ()),
-        [Turn("wide", {"forward": partitioner}, own=True)],
+        [Turn("wide", {"forward": partitioner}, may_repeat=True)],
         has_report=True,
     )
     causes = lower_exported(programs, settings, Journal()).report.causes

@@ -23,8 +23,10 @@ def repeatable_check(
     ``not_compiled``: calls that the partitioner takes and the compiler refuses. They
     count as refused.
     """
-    reasons = [refusal.reason for refusal in plan.refusals]
-    if plan.inner or all(getattr(why, "unless", None) is None for why in reasons):
+    can_change = any(
+        getattr(refusal.reason, "unless", None) is not None for refusal in plan.refusals
+    )
+    if plan.inner or not can_change:
         return None
 
     def refused(program: ExportedProgram) -> frozenset[int]:

@@ -261,12 +261,9 @@ class _Build:
             for node, spec in placeholders(self.part)
             if spec.kind in CONSTANT_KINDS
         }
-        returned = [
-            origin for origin in self.border.outputs if isinstance(origin, Node)
-        ]
         for node, spec in placeholders(self.host):
             if spec.kind in CONSTANT_KINDS and (
-                node in returned or node in self.border.passed
+                node in self.border.outputs or node in self.border.passed
             ):
                 if spec.target in own_constants:
                     self.env[node] = self.env[own_constants[spec.target]]
