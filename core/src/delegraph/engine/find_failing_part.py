@@ -150,7 +150,7 @@ class _Search:
         return work
 
     def _part(self, units: Sequence[Unit]) -> Partition:
-        """Return a partition of ``units``, with copies of constant calls that they need."""
+        """Return a partition of ``units`` and the constant calls that they need."""
         whole = self._work.partition
         program = self._work.plan.program
         nodes = reachable(

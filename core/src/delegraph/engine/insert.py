@@ -167,7 +167,7 @@ class _HostProgram:
         return new
 
     def build(self) -> ExportedProgram:
-        """Return the finished program, without outputs for buffers that delegates keep."""
+        """Return the program, without outputs for buffers that delegates keep."""
         program = self.plan.program
         left_out = stored_by_delegates(program, self.state)  # positions of outputs
         specs = []

@@ -26,8 +26,8 @@ from ..report.values_as_text import pluralize
 class Normalized(NamedTuple):
     """Normalized programs by method.
 
-    ``programs``: method -> program. ``changed``: method -> how transforms changed the types of its inputs and outputs.
-    ``notes``: lines for the report.
+    ``programs``: method -> program. ``changed``: method -> how transforms changed the
+    types of its inputs and outputs. ``notes``: lines for the report.
     """
 
     programs: dict[str, ExportedProgram]

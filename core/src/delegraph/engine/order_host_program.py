@@ -27,8 +27,8 @@ def order(plan: Plan) -> list[Unit]:
     """Return the host's nodes and the partitions, each after the ones that it needs.
 
     Units that do not need each other are in graph order. So are calls that draw random
-    numbers, unless a partition needs another order. Raises ContractViolation, with the path,
-    if a partition would need its own result.
+    numbers, unless a partition needs another order. Raises ContractViolation, with the
+    path, if a partition would need its own result.
     """
     nodes = plan.program.graph.nodes
     # position of the first node -> the unit that it belongs to

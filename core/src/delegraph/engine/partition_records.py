@@ -33,14 +33,15 @@ Tags = dict[Node, tuple[str | None, ...]]
 class Partition:
     """The calls and values of one delegate.
 
-    Lists are in graph order, except ``inputs`` and ``outputs``. ``spec``: its backend, and the settings for it. ``nodes``: its calls. ``constants``:
-    the placeholders of parameters, buffers and constants that it owns. ``state``:
-    placeholder of a buffer that it owns and writes -> the buffer's last value.
-    ``inputs``: nodes with the values that it gets at run time, in the order in which
-    its calls first use them. ``outputs``: its calls with values that the host or other
-    partitions use. ``boundary``: call or operand of the partition -> the dtype in which
-    its value crosses the border, if that is not the recorded one. ``boundary_types``:
-    name -> this dtype, for all values of the program.
+    Lists are in graph order, except ``inputs`` and ``outputs``. ``spec``: its backend,
+    and the settings for it. ``nodes``: its calls. ``constants``: the placeholders of
+    parameters, buffers and constants that it owns. ``state``: placeholder of a buffer
+    that it owns and writes -> the buffer's last value. ``inputs``: nodes with the
+    values that it gets at run time, in the order in which its calls first use them.
+    ``outputs``: its calls with values that the host or other partitions use.
+    ``boundary``: call or operand of the partition -> the dtype in which its value
+    crosses the border, if that is not the recorded one. ``boundary_types``: name ->
+    this dtype, for all values of the program.
     """
 
     tag: str
@@ -64,9 +65,9 @@ class Plan:
 
     ``tags``: node -> the partitions that compute the node; None is the host. A constant
     may have several tags, and None as well. ``provider``: delegated node -> the
-    partition that returns its value. ``units``: partitions and nodes of the host, in the order in which they run.
-    ``inner``: subgraphs of calls that the host makes, with their plans. ``composites``:
-    calls that were decomposed for this plan.
+    partition that returns its value. ``units``: partitions and nodes of the host, in
+    the order in which they run. ``inner``: subgraphs of calls that the host makes, with
+    their plans. ``composites``: calls that were decomposed for this plan.
 
     By default, the host keeps a buffer that the program writes: the host passes the
     buffer to delegates and stores its new values. If the partitioner tagged the

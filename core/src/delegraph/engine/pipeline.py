@@ -21,6 +21,7 @@ from delegraph_programs.separate_inputs import equal_inputs_note
 from delegraph_programs.type_aliases import Transform
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from ..delegates.find_delegates import DelegateInfo
 from ..discovery.registry import Registry, default_registry
@@ -176,11 +177,9 @@ def lower_exported(
             plans = planner.plan(programs, this_and_later, settings.registry)
             journal.notes += planner.notes
         with journal.step("extract"):
-            work = [
-                begin_work(method, plan, partition)
-                for method, plan in _all_plans(plans)
-                for partition in plan.partitions
-            ]
+            work: list[Work] = []
+            for method, plan in _all_plans(plans):
+                work += [begin_work(method, plan, part) for part in plan.partitions]
         with journal.step("compile", alone=False):  # compilers may run side by side
             expect_known_backends(work, turn.name, settings.registry)
             compiler = PartitionCompiler(
@@ -240,12 +239,10 @@ def _add_refusals(
         reasons.update(reasons_of(turn.name, plan.refusals))
     if turn.may_repeat:
         for method, top in plans.items():
-            nodes = [
-                node
-                for item in refused
-                if item.method == method
-                for node in item.partition.nodes
-            ]
+            nodes: list[Node] = []
+            for item in refused:
+                if item.method == method:
+                    nodes += item.partition.nodes
             check = repeatable_check(top, turn.partitioners[method], nodes)
             if check is not None:
                 findings.checks[method, turn.name] = check
@@ -257,7 +254,8 @@ def _compute_left_constants(
     """Compute the calls on constants that the host has after the last backend.
 
     ``Planner`` computes those that a partitioner refuses, but not those that the
-    compiler of the last backend refuses. Replaces changed programs in ``programs``, and adds notes.
+    compiler of the last backend refuses. Replaces changed programs in ``programs``, and
+    adds notes.
     """
     for method, program in programs.items():
         if note := compute_constants(program, tags={}, also_delegated=False):

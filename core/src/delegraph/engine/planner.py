@@ -63,7 +63,7 @@ class Planner:
         current = turns[0]
         asked = {m: program for m, program in programs.items() if m in current}
         with using_registry(registry):
-            # Several methods may have the same partitioner: call it once, for all of them.
+            # methods may share a partitioner: it is called once, for all of these
             for partitioner in {id(p): p for p in current.values()}.values():
                 own = {m: p for m, p in asked.items() if current[m] is partitioner}
                 check_settings(partitioner, own)

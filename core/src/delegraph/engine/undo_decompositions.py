@@ -1,10 +1,11 @@
 """Restores decomposed calls of which the partitioner takes no part.
 
-The *parts* of a call are the calls that replaced it. A partitioner without a support check cannot be asked about single operators, so it gets
-a program with decomposed operators. If it takes no part of an operator, the host calls
-the operator whole, as eager PyTorch does. A partitioner with a support check is asked
-before anything is decomposed. So its calls are restored only if their parts
-are refused later, for example by a compiler.
+The *parts* of a call are the calls that replaced it. A partitioner without a support
+check cannot be asked about single operators, so it gets a program with decomposed
+operators. If it takes no part of an operator, the host calls the operator whole, as
+eager PyTorch does. A partitioner with a support check is asked before anything is
+decomposed. So its calls are restored only if their parts are refused later, for example
+by a compiler.
 """
 
 from __future__ import annotations

@@ -82,9 +82,9 @@ def whole_delegate(
     If the delegate has other inputs or outputs, it is compiled again. ``program``: a
     lowered method with one operator, the call of ``delegate``. A result that is an
     input, a constant or an earlier result becomes an ``aten.clone`` in the delegate.
-    Inputs that the export fixed, such as numbers and None, are left out. Raises InputError if
-    the host writes a buffer or an input or computes a value, if a result is not a
-    tensor, or if the backend refuses the program.
+    Inputs that the export fixed, such as numbers and None, are left out. Raises
+    InputError if the host writes a buffer or an input or computes a value, if a result
+    is not a tensor, or if the backend refuses the program.
     """
     border = _border_of(program)
     module = delegate.module

@@ -1,4 +1,4 @@
-"""``CapabilityPartitioner``: the partitioner for a backend with a check of single nodes.
+"""``CapabilityPartitioner``, for a backend with a check of single nodes.
 
 It asks the backend about each call, and puts the accepted calls into the fewest
 partitions.
@@ -114,7 +114,7 @@ class Limits(NamedTuple):
 
 
 class CapabilityPartitioner(Partitioner):
-    """Gives a backend every node that it takes, in the fewest partitions without cycles.
+    """Gives a backend all nodes that it takes, in the fewest partitions without cycles.
 
     ``support``: a function ``why_not(node) -> str | None``, or a ``Support``.
     ``backend_id`` and ``compile_specs``: the backend of all partitions, and its

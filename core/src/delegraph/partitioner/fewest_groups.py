@@ -46,7 +46,7 @@ def units(calls: Iterable[Node]) -> list[Unit]:
 
 
 def size(unit: Unit) -> int:
-    """Return the number of operators in a unit; calls that unpack results do not count."""
+    """Return the number of operators in a unit, without calls that unpack results."""
     return sum(n.target is not operator.getitem for n in unit)
 
 
@@ -81,10 +81,10 @@ def move_to_users(
     """
     for unit in reversed(ordered):  # users first
         if unit[0] in accepted:
-            members = set(unit)
-            users = [
-                user for node in unit for user in node.users if user not in members
-            ]
+            users: set[Node] = set()
+            for node in unit:
+                users.update(node.users)
+            users.difference_update(unit)
             if users and all(user in accepted and user in level for user in users):
                 lowest = min(level[user] for user in users)
                 level.update(dict.fromkeys(unit, lowest))

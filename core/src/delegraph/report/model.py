@@ -1,4 +1,4 @@
-"""``Report``: the operators that each backend got, and why the others are on the host."""
+"""``Report``: the operators that each backend got, and why others are on the host."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Report(WithFacts):
 
     @property
     def refusals(self) -> list[RefusalRow]:
-        """Return the rows of all causes, one for each operator and reason of a cause."""
+        """Return one row for each operator and reason of each cause."""
         return [row for cause in self.causes for row in cause.refusals]
 
     @property
@@ -176,8 +176,8 @@ class Report(WithFacts):
     def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
         """Return the HTML page with pictures that ``save("report.html")`` writes.
 
-        Needs ``delegraph-analysis``. Raises PluginUnavailable, with the pip command as hint, if that distribution is
-        not installed.
+        Needs ``delegraph-analysis``. Raises PluginUnavailable, with the pip command as
+        hint, if that distribution is not installed.
         """
         render = provided("delegraph_analysis:render_page", "the report as a page")
         page: str = render(self, verifications)
@@ -186,7 +186,8 @@ class Report(WithFacts):
     def to_text(self, verbose: bool = False) -> str:
         """Return the report as ``print`` shows it.
 
-        ``verbose`` adds operators, inputs, outputs and time of each delegate. Characters that do not print, such as those that move a terminal's cursor, are
+        ``verbose`` adds operators, inputs, outputs and time of each delegate.
+        Characters that do not print, such as those that move a terminal's cursor, are
         replaced by escapes.
         """
         return printable("\n".join(self._lines(verbose)), kept="\n")

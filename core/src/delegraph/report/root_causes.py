@@ -1,8 +1,8 @@
 """Groups refusals by cause.
 
 For example, a backend without float64 refuses ``y = x.exp()``, and all calls that use
-``y``. These refusals have one cause. Its *root* is the first refusal, about ``x.exp()``,
-from which the others follow.
+``y``. These refusals have one cause. Its *root* is the first refusal, about
+``x.exp()``, from which the others follow.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Roots:
         refusal = find_refusal(operator.node, self.backend, self.reasons)
         if isinstance(refusal.reason, Reason) and refusal.reason.cause:
             return _Member(operator, refusal, self._root(refusal.reason))
-        # without a cause, refusals of the same operator with the same text have one root
+        # without a cause, refusals of one operator with the same text have one root
         text = full_reason(refusal)
         root = _Root((refusal.operator, text), text, behind="")
         return _Member(operator, refusal, root)
@@ -173,9 +173,9 @@ def _cause(
 ) -> Cause:
     """Return the row of the cause that all members of ``group`` share.
 
-    ``reason``: has the hint; it is the reason of the root, or its ``instead``. ``frees``: how many operators the backend would take without this
-    cause; None if not known. ``notation``: writes reason and hint with the user's names
-    of sizes.
+    ``reason``: has the hint; it is the reason of the root, or its ``instead``.
+    ``frees``: how many operators the backend would take without this cause; None if not
+    known. ``notation``: writes reason and hint with the user's names of sizes.
     """
     root = group[0].root  # all members have equal root keys
     hint = reason.hint if isinstance(reason, Reason) else ""
@@ -192,8 +192,8 @@ def _rows(
 ) -> tuple[RefusalRow, ...]:
     """Return one row for each pair of operator and reason in ``group``.
 
-    Rows are in the order of the program. A row has the number of calls of its pair, and the first known line of the user's
-    program with such a call.
+    Rows are in the order of the program. A row has the number of calls of its pair, and
+    the first known line of the user's program with such a call.
     """
     calls_of: dict[tuple[str, str], list[Node]] = {}  # (operator, reason) -> calls
     for left, refusal, _ in group:

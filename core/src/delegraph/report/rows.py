@@ -251,7 +251,7 @@ class Cause(WithFacts):
 
     @property
     def source(self) -> Source | None:
-        """Return the first known line with a refused operator; None if there is none."""
+        """Return the first known line with a refused operator, or None."""
         return next((row.source for row in self.refusals if row.source), None)
 
     # there are no FACTS, because text and pages write sentences (``remarks``)
@@ -269,7 +269,7 @@ class Cause(WithFacts):
 
     @property
     def remarks(self) -> list[str]:
-        """Return a line for each of ``behind``, ``hint`` and ``frees`` that is known."""
+        """Return a line for each of ``behind``, ``hint`` and ``frees``, if known."""
         remarks = []
         if self.behind:
             remarks = [f"follows from {self.behind}, which is left to the host itself"]
@@ -310,8 +310,9 @@ class Cause(WithFacts):
 class GivenBack(WithFacts):
     """A partition that a backend's partitioner took and its compiler refused.
 
-    The next backend or the host gets its operators. ``operators``: operator -> count. ``source``: the line that the compiler's error
-    names, else the partition's first line; None if neither is known.
+    The next backend or the host gets its operators. ``operators``: operator -> count.
+    ``source``: the line that the compiler's error names, else the partition's first
+    line; None if neither is known.
     """
 
     method: str

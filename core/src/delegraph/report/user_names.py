@@ -45,7 +45,7 @@ class Notation:
         self._nodes = nodes
 
     def size(self, size: Any) -> str:
-        """Return a size, an int or symbolic, as text: ``s0*4 + 1`` -> ``4*batch + 1``."""
+        """Return an int or symbolic size as text: ``s0*4 + 1`` -> ``4*batch + 1``."""
         if not isinstance(size, _SYMBOLIC):
             return str(size)
         return str(size.node.expr.xreplace(self._symbols))

@@ -73,7 +73,7 @@ class WithFacts:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value of a row as plain JSON values. Objects of other types become text."""
+    """Return a value of a row for JSON. Objects of other types become text."""
     if isinstance(value, WithFacts):
         return value.to_json()
     if isinstance(value, Source):
@@ -100,7 +100,7 @@ def list_counts(operators: Mapping[str, int]) -> list[str]:
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return ``1 operator`` or ``2 operators``, for a count and a noun in the singular."""
+    """Return ``1 operator`` or ``2 operators``; ``noun``: the singular."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
