@@ -1,9 +1,11 @@
 """The examples are what they say, and the scripts of examples/ and benchmarks/ run."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import delegraph
@@ -104,3 +106,37 @@ def test_backends_can_be_compared():
     assert any(
         line.startswith("only tosa takes: 2 x aten.flatten.using_ints") for line in rows
     )
+
+
+def run_trained(file, packages, *arguments):
+    for package in packages:
+        if find_spec(package) is None:
+            pytest.skip(f"needs {package}: see benchmarks/trained_models.txt")
+    return run_script(f"examples/{file}", *arguments)
+
+
+@pytest.mark.slow
+def test_backends_find_the_same_face_and_the_page_shows_it(tmp_path):
+    page = tmp_path / "face.html"
+    output = run_trained("find_face.py", ("facenet_pytorch", "skimage"), str(page))
+    for backend in ("tosa", "xnnpack", "ethosu"):
+        found = f"{backend}: a face 160 pixels from the left, 64 from the top"
+        assert found in output
+    assert "data:image/png" in page.read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_backends_find_the_pitch_within_half_a_semitone():
+    output = run_trained("find_pitch.py", ("torchcrepe",))
+    found = re.findall(r"finds (\d+) Hz; \w+ has (\d+) Hz", output)
+    assert len(found) == 10
+    for pitch, wanted in found:
+        assert int(pitch) == pytest.approx(int(wanted), rel=0.029)
+
+
+@pytest.mark.slow
+def test_backends_hear_the_words_that_were_said():
+    output = run_trained("spot_keywords.py", ("espeakng_loader",))
+    heard = re.findall(r'hears "(\w+)", \d+% sure; "(\w+)" was said', output)
+    assert len(heard) == 8
+    assert all(word == said for word, said in heard)
