@@ -1,5 +1,6 @@
-"""Rows ``compat.*``: a blob of another version is refused when it is loaded, with both
-versions in the message.
+"""A runtime refuses a blob of another version, and names both versions.
+
+A row names the test of ExecuTorch that a test here repeats.
 """
 
 import pytest
@@ -31,7 +32,7 @@ def sine():
 
 
 def assert_blob_needs_its_version(inner, run):
-    """The blob works; with another version number it does not."""
+    """Check that the blob runs, and that it is refused with another version number."""
     x = torch.ones(1)
     assert_close(run(x), torch.sin(x))
     assert inner.processed_bytes.startswith(b"1 ")
@@ -43,17 +44,15 @@ def assert_blob_needs_its_version(inner, run):
 
 
 def test_runtime_refuses_blobs_of_another_version():
-    """compat.test_compatibility_in_runtime. The file's half: the blob is rewritten in
-    the serialized program.
-    """
+    """Row: compat.test_compatibility_in_runtime"""
     lowered = to_backend("CompilerBackend", sine().exported_program(), SPECS)
     assert_blob_needs_its_version(
         lowered, lambda x: run_on_host(backends.export_wrapped(lowered, x), x)
     )
 
 
-def test_compatibility_in_runtime_edge_program_manager():
-    """compat.test_compatibility_in_runtime_edge_program_manager"""
+def test_delegates_of_a_manager_refuse_another_version():
+    """Row: compat.test_compatibility_in_runtime_edge_program_manager"""
     program = sine().to_backend(partitioner_for_all(specs=SPECS)).exported_program()
     assert_blob_needs_its_version(
         *lowered_modules(program), lambda x: run_on_host(program, x)

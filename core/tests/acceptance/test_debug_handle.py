@@ -1,5 +1,6 @@
-"""Rows ``debug_handle.*``: which calls of the model a delegate stands for, also in a
-wrapper that is exported again.
+"""A debug handle leads from a step of a delegate to the call in the model.
+
+A row names the test of ExecuTorch that a test here repeats.
 """
 
 import delegraph
@@ -21,7 +22,7 @@ from .models import MODELS
 
 
 class OneNode(BackendDetails):
-    """Makes one step of the whole program."""
+    """Maps the whole program to one step."""
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
@@ -49,9 +50,7 @@ def two_partitions(s, a, x, b):
 
 
 def test_each_delegate_maps_its_calls_to_handles():
-    """debug_handle.test_add_mul_partitioner: two entries a delegate, and a handle on
-    each call of one.
-    """
+    """Row: debug_handle.test_add_mul_partitioner"""
     inputs = (torch.randn(2, 2), torch.randn(2, 2), torch.randn(2, 2))
     edge = to_edge(export(two_partitions, *inputs)).exported_program()
     program = to_backend(edge, partitioner_for(aten.mm.default, aten.add.Tensor))
@@ -66,10 +65,8 @@ def test_each_delegate_maps_its_calls_to_handles():
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
-def test_lowered_the_whole_model(model):
-    """debug_handle.test_lowered_the_whole_model: one identifier for the handles of all
-    calls, kept by a wrapper.
-    """
+def test_one_step_maps_to_the_handles_of_all_calls(model):
+    """Row: debug_handle.test_lowered_the_whole_model"""
     made = model().eval()
     inputs = made.inputs()
     lowered = to_backend(
@@ -87,10 +84,7 @@ def test_lowered_the_whole_model(model):
     }
 
 
-def test_handles_follow_a_decomposition_and_a_second_step():
-    """debug handles: pieces of a call have its handle, and later steps leave all of
-    them as they are.
-    """
+def test_host_calls_keep_their_handles_beside_a_delegate():
     edge = to_edge(
         export(
             lambda s, x: torch.sin(s.a(x)) * 2,
@@ -112,10 +106,7 @@ def test_handles_follow_a_decomposition_and_a_second_step():
     assert handle == max(before.values()) + 1
 
 
-def test_delegate_map_by_method():
-    """ETRecord and debug handles: for each method, each call's handle names its
-    delegate's map.
-    """
+def test_each_method_has_a_map_of_its_delegates():
     x = torch.randn(3)
     programs = {
         "a": export(lambda s, x: torch.sin(x), x),

@@ -1,9 +1,7 @@
-"""Rows ``demos/*``: a delegate that holds a whole program, and other backends'
-delegates inside of it.
+"""A delegate may hold a whole program, and the delegates of other backends in it.
 
-There ``ExecutorBackend`` puts a program file into its blob, for a second processor to
-run. Here its blob is of its own making, and its runtime loads the blobs inside through
-their own backends' runtimes.
+``ExecutorBackend`` writes JSON. Its runtime loads the inner blobs with the runtimes of
+their backends. A row names the demo of ExecuTorch that a test here repeats.
 """
 
 import pytest
@@ -46,12 +44,12 @@ def simple_net():
 
 
 def partitioner_for_executor():
-    """Calls, and what holds the delegates that they call."""
+    """Return a partitioner that takes all calls and the delegates that they call."""
     return Tagging(lambda n: n.op in ("call_function", "get_attr"), "ExecutorBackend")
 
 
 def test_whole_program_runs_as_one_delegate():
-    """demos.delegate_whole_program: host -> delegate (the net) -> what runs it."""
+    """Row: demos.delegate_whole_program"""
     x = torch.randn(25, 4)
     source = simple_net().exported_program()
     lowered = to_backend("ExecutorBackend", source, [])
@@ -62,10 +60,8 @@ def test_whole_program_runs_as_one_delegate():
     )
 
 
-def test_two_backends_share_a_program_with_the_host():
-    """demos.delegate_partial_program, which is empty there: linear on the delegate,
-    sigmoid here, linear on another.
-    """
+def test_delegates_before_and_after_a_host_operator():
+    """Row: demos.delegate_partial_program"""
     x = torch.randn(25, 4)
     edge = simple_net()
     expected = edge.exported_program().module(check_guards=False)(x)
@@ -86,9 +82,7 @@ def test_two_backends_share_a_program_with_the_host():
 
 
 def test_second_delegate_contains_the_first():
-    """demos.nested_delegate: EdgeProgramManager.to_backend twice; the second takes the
-    first's delegate in.
-    """
+    """Row: demos.nested_delegate"""
 
     def function(s, a, x, b):
         a = x - b  # for the executor
@@ -110,9 +104,7 @@ def test_second_delegate_contains_the_first():
 
 
 def test_delegate_runs_on_aten_tensors():
-    """demos.test_delegate_aten_mode: add and mul lowered; inputs and outputs are ATen
-    tensors here anyway.
-    """
+    """Row: demos.test_delegate_aten_mode"""
     inputs = (torch.ones(2, 2), 2 * torch.ones(2, 2), 3 * torch.ones(2, 2))
     source = to_edge(export(lambda s, a, x, b: torch.mm(a, x) + b, *inputs))
     lowered = to_backend(

@@ -1,5 +1,6 @@
-"""Rows ``graph_partition.*``: partitions from lists of nodes, with and without a
-support check for the rest.
+"""Partitions that are made from lists of nodes.
+
+A row names the test of ExecuTorch that a test here repeats.
 """
 
 import delegraph
@@ -14,8 +15,10 @@ aten = torch.ops.aten
 
 
 class Convolutions(nn.Module):
-    """conv1, conv2, conv3 twice, relu; ``between`` is applied to the results of the
-    first two.
+    """Calls conv1, conv2, conv3 twice, and relu.
+
+    ``between`` combines the results of conv1 and conv2; ``end`` those of both calls of
+    conv3.
     """
 
     def __init__(self, between=lambda a, b: b, end=lambda c, d: d):
@@ -36,7 +39,7 @@ INPUTS = (torch.rand(1, 4, 6, 6),)
 
 
 def module_lists(program):
-    """The calls of each convolution and relu, and the parameters that they use."""
+    """Return a list for each convolution and relu: its call and the parameters it uses."""
     lists = {}
     for node in program.graph.nodes:
         stack = list(node.meta.get("nn_module_stack", {}).values())
@@ -47,7 +50,7 @@ def module_lists(program):
 
 
 def names_in_partitions(program, partitioner):
-    """Names of the nodes of each partition, placeholders included."""
+    """Return the names of the nodes of each partition, placeholders included."""
     result = partitioner(program)
     found = {tag: [] for tag in result.partition_tags}
     for node in program.graph.nodes:
@@ -69,13 +72,15 @@ def partitioner_from_lists(**options):
     return PatternPartitioner(module_lists, "Backend", grouped=False, **options)
 
 
-def test_partition_list_without_op_support_one_partition():
+def test_lists_that_touch_are_one_partition():
+    """Row: graph_partition.test_partition_list_without_op_support_one_partition"""
     assert (
         len(names_in_partitions(export_convolutions(), partitioner_from_lists())) == 1
     )
 
 
-def test_partition_list_without_op_support_two_partitions():
+def test_an_unlisted_call_separates_two_partitions():
+    """Row: graph_partition.test_partition_list_without_op_support_two_partitions"""
     first, second = names_in_partitions(
         export_convolutions(between=torch.add), partitioner_from_lists()
     )
@@ -83,7 +88,9 @@ def test_partition_list_without_op_support_two_partitions():
     assert second == [*parameter_names("conv3"), "conv2d_2", "conv2d_3", "relu"]
 
 
-def test_graph_partition_with_op_support():
+def test_a_support_check_adds_calls_to_the_lists():
+    """Row: graph_partition.test_graph_partition_with_op_support"""
+
     def why_not(node):
         taken = (aten.div.Tensor, aten.add.Tensor)
         return None if node.target in taken else "only div and add besides"
@@ -106,9 +113,6 @@ def test_graph_partition_with_op_support():
 
 
 def test_all_node_partitioner_tags_everything_but_inputs_and_output(registry):
-    """Row ``AllNodePartitioner``: one tag, the backend's id, on everything but the
-    user's inputs and the output.
-    """
     program = export_convolutions()
     result = AllNodePartitioner("EchoBackend")(program)
     tagged = {
@@ -133,9 +137,7 @@ def test_all_node_partitioner_tags_everything_but_inputs_and_output(registry):
 
 
 def test_calls_that_match_a_pattern_are_one_partition(registry):
-    """Row ``generate_pattern_op_partitions``: what matches the graph of a module goes
-    to the backend, as one.
-    """
+    """ExecuTorch's ``generate_pattern_op_partitions`` does the same."""
 
     class Pattern(nn.Module):
         def __init__(self):
@@ -164,9 +166,7 @@ def test_calls_that_match_a_pattern_are_one_partition(registry):
 
 
 def test_each_list_of_nodes_is_one_partition_or_none():
-    """Row ``generate_grouped_partitions_from_list_of_nodes``: a list is one partition
-    or none.
-    """
+    """ExecuTorch's ``generate_grouped_partitions_from_list_of_nodes`` does the same."""
 
     def ends(program):
         convolutions = [
@@ -189,9 +189,9 @@ def test_each_list_of_nodes_is_one_partition_or_none():
     ]
 
 
-def test_configurations_partition_as_a_check_with_lists_does():
-    """Row ``ConfigerationBasedPartitioner``: a check and a list of nodes for each
-    operator make the same here.
+def test_a_check_and_lists_replace_configurations():
+    """ExecuTorch's ``ConfigerationBasedPartitioner`` has a check and a list for each
+    operator.
     """
     configurations = {
         aten.conv2d.default: (
@@ -219,7 +219,7 @@ def test_configurations_partition_as_a_check_with_lists_does():
     )
 
 
-def test_lists_are_of_the_program_that_is_partitioned():
+def test_nodes_of_another_program_are_refused():
     program = export_convolutions()
     other = export_convolutions()
     with pytest.raises(
@@ -229,11 +229,7 @@ def test_lists_are_of_the_program_that_is_partitioned():
 
 
 def test_lists_leave_no_metadata_in_the_program():
-    """generate_partitions_from_list_of_nodes writes meta["match"], and leaves it where
-    a listed node is not placed.
-
-    graph_partition.test_defect_lists_leave_no_metadata_behind
-    """
+    """ExecuTorch writes ``meta["match"]``, and leaves it in nodes without a partition."""
     program = export_convolutions()
     before = {node.name: set(node.meta) for node in program.graph.nodes}
     names_in_partitions(

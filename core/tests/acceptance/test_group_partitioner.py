@@ -1,9 +1,9 @@
-"""Rows ``group_partitioner.*``: groups of calls, and partitions without groups compared
-with torch's own partitioner.
+"""Tests of ``GroupedPartitioner``: groups of calls that share a partition, and a
+comparison with torch's partitioner.
 
-Node sets differ from torch's on purpose: where several groupings have the fewest
-partitions, ours moves fewer values. What is compared is what matters: the same calls
-are covered, by as many partitions or fewer, and no cycle is left.
+The node sets may differ from torch's, because ours also move few values. Compared are
+the calls that are covered and the number of partitions. A row names the test of
+ExecuTorch that a test here repeats.
 """
 
 import math
@@ -38,9 +38,7 @@ TAKEN = (
 
 
 class Network(nn.Module):
-    """Linear layers ``a`` to ``f`` of ten features, and a ``forward(self, x)`` that is
-    given.
-    """
+    """Ten-feature linear layers ``a`` to ``f``, used by the given ``forward(self, x)``."""
 
     def __init__(self, forward):
         super().__init__()
@@ -69,7 +67,7 @@ def torch_limits(
     allowed_single_node_partition_ops=(),
     non_compute_ops=(),
 ):
-    """The limits that are options of torch's partitioner."""
+    """Return the limits that torch's partitioner offers as options."""
 
     def why_too_small(operators):
         work = [node for node in operators if node.target not in non_compute_ops]
@@ -85,12 +83,13 @@ def torch_limits(
 
 
 def our_partitions(program, taken=TAKEN, named=(), **options):
-    """Names of each partition's calls; ``named`` are groups of node names."""
+    """Return the names of the calls in each partition. ``named`` are groups of names."""
 
     def why_not(node):
         return None if node.target in taken else "not among what the backend takes"
 
     def groups(given):
+        """Group each linear layer with the call that quantizes its input."""
         return [
             [node for node in given.graph.nodes if node.name in group]
             for group in named
@@ -125,7 +124,7 @@ def torch_partitions(
 
 
 def is_acyclic(program, parts):
-    """Contract each part to one node and look for a topological order."""
+    """Return whether the program has a topological order with each part as one node."""
     home = {name: k for k, part in enumerate(parts) for name in part}
     needs = {}
     for node in program.graph.nodes:
@@ -140,7 +139,7 @@ def is_acyclic(program, parts):
 def partition_and_compare_with_torch(
     forward, taken=TAKEN, inputs=(), dynamic_shapes=None, **options
 ):
-    """Our partitions, after the comparison with torch's."""
+    """Compare our partitions with torch's, and return ours."""
     program = export_network(forward, *inputs, dynamic_shapes=dynamic_shapes)
     mine = our_partitions(program, taken, **options)
     other = torch_partitions(program, taken, **options)
@@ -152,14 +151,16 @@ def partition_and_compare_with_torch(
 
 
 def one_part_has(parts, *names):
-    """Whether one of the partitions has all of these calls."""
+    """Return whether one of the partitions has all of these calls."""
     return any(set(names) <= part for part in parts)
 
 
 # --- groups ---------------------------------------------------------------------------
 
 
-def test_qdq_linear_group_partitioning():
+def test_layers_of_a_quantized_input_share_a_partition():
+    """Row: group_partitioner.test_qdq_linear_group_partitioning"""
+
     def forward(self, x):
         q = fake_quantize(x)
         first = self.a(q)
@@ -176,7 +177,9 @@ def test_qdq_linear_group_partitioning():
     assert not one_part_has(parts, "bmm", "linear")
 
 
-def test_complex_graph_with_interdependencies():
+def test_a_group_stays_together_in_an_acyclic_partition():
+    """Row: group_partitioner.test_complex_graph_with_interdependencies"""
+
     def forward(self, x):
         first = torch.relu(self.a(x))
         return self.d(self.c(torch.tanh(self.b(first))) + first)
@@ -188,7 +191,7 @@ def test_complex_graph_with_interdependencies():
 
 
 def test_quantized_branches_stay_in_one_group():
-    """group_partitioner.test_branching_qdq_pattern"""
+    """Row: group_partitioner.test_branching_qdq_pattern"""
 
     def forward(self, x):
         q = fake_quantize(x)
@@ -202,7 +205,7 @@ def test_quantized_branches_stay_in_one_group():
 
 
 def test_group_over_several_levels_stays_together():
-    """group_partitioner.test_multi_level_dependencies"""
+    """Row: group_partitioner.test_multi_level_dependencies"""
 
     def forward(self, x):
         q = fake_quantize(x)
@@ -214,8 +217,8 @@ def test_group_over_several_levels_stays_together():
     assert our_partitions(program, named=[group]) == [{*group, "add"}]
 
 
-def test_two_quantized_groups_stay_separate():
-    """group_partitioner.test_double_QDQ_partitioning"""
+def test_two_quantized_groups_are_both_whole():
+    """Row: group_partitioner.test_double_QDQ_partitioning"""
 
     def forward(self, x):
         q = fake_quantize(x)
@@ -233,9 +236,10 @@ def test_two_quantized_groups_stay_separate():
     assert is_acyclic(program, parts)
 
 
-def test_interleaved_groups_no_false_merge(registry):
-    """Cross attention of two layers with dynamic quantization: groups that share a
-    quantized input span the network.
+def test_cross_attention_groups_share_the_quantized_memory(registry):
+    """The keys and values of both layers use one quantized input.
+
+    Row: group_partitioner.test_interleaved_groups_no_false_merge
     """
 
     class Decoder(nn.Module):
@@ -284,11 +288,7 @@ def test_interleaved_groups_no_false_merge(registry):
 
 
 def test_each_partition_computes_its_own_constants(registry):
-    """What is computed from constants alone binds nothing: each partition that uses it
-    has its own.
-
-    group_partitioner.test_constants_in_groups
-    """
+    """Calls on constants alone do not bind partitions together."""
 
     class Scaled(nn.Module):
         def __init__(self):
@@ -322,7 +322,8 @@ def test_each_partition_computes_its_own_constants(registry):
 # --- no groups: as torch's partitioner does -------------------------------------------
 
 
-def test_null_node_groups_simple_model():
+def test_a_chain_is_one_partition_as_in_torch():
+    """Row: group_partitioner.test_null_node_groups_simple_model"""
     assert (
         len(
             partition_and_compare_with_torch(
@@ -337,12 +338,15 @@ def two_paths(self, x):
     return self.c(torch.relu(self.a(x)) + torch.tanh(self.b(x)))
 
 
-def test_null_node_groups_complex_model():
+def test_two_paths_are_one_partition_as_in_torch():
+    """Row: group_partitioner.test_null_node_groups_complex_model"""
     [part] = partition_and_compare_with_torch(two_paths)
     assert {"linear", "relu", "linear_1", "tanh"} <= part
 
 
-def test_null_node_groups_with_cycles():
+def test_calls_around_a_host_call_partition_as_in_torch():
+    """Row: group_partitioner.test_null_node_groups_with_cycles"""
+
     def forward(self, x):
         deep = torch.tanh(self.b(torch.sin(torch.relu(self.a(x)))))
         return self.c(torch.cat([deep, x])[:5])
@@ -359,14 +363,17 @@ def test_null_node_groups_with_cycles():
     }
 
 
-def test_compare_with_capability_partitioner_branching():
+def test_a_host_call_in_one_branch_partitions_as_in_torch():
+    """Row: group_partitioner.test_compare_with_capability_partitioner_branching"""
+
     def forward(self, x):
         return self.c(torch.relu(self.a(x)) + torch.tanh(torch.sin(self.b(x))))
 
     assert len(partition_and_compare_with_torch(forward)) == 2
 
 
-def test_null_node_groups_with_unsqueeze_squeeze():
+def test_squeezes_partition_as_in_torch():
+    """Row: group_partitioner.test_null_node_groups_with_unsqueeze_squeeze"""
     partition_and_compare_with_torch(
         lambda self, x: self.b(
             torch.squeeze(torch.relu(torch.unsqueeze(self.a(x), 1)), 1)
@@ -374,7 +381,9 @@ def test_null_node_groups_with_unsqueeze_squeeze():
     )
 
 
-def test_complex_model_with_multiple_paths():
+def test_three_paths_partition_as_in_torch():
+    """Row: group_partitioner.test_complex_model_with_multiple_paths"""
+
     def forward(self, x):
         paths = [
             torch.relu(self.a(x)),
@@ -387,7 +396,7 @@ def test_complex_model_with_multiple_paths():
 
 
 def test_reshapes_partition_as_in_torch():
-    """group_partitioner.test_with_reshape_operations"""
+    """Row: group_partitioner.test_with_reshape_operations"""
 
     def forward(self, x):
         return self.b(torch.relu(self.a(x).reshape(5, 2, 5)).reshape(5, 10))
@@ -397,7 +406,7 @@ def test_reshapes_partition_as_in_torch():
 
 
 def test_several_outputs_partition_as_in_torch():
-    """group_partitioner.test_with_multiple_outputs"""
+    """Row: group_partitioner.test_with_multiple_outputs"""
 
     def forward(self, x):
         first = torch.relu(self.a(x))
@@ -409,7 +418,7 @@ def test_several_outputs_partition_as_in_torch():
 
 
 def test_shared_subgraphs_partition_as_in_torch():
-    """group_partitioner.test_with_shared_subgraphs"""
+    """Row: group_partitioner.test_with_shared_subgraphs"""
 
     def forward(self, x):
         shared = torch.relu(self.a(x))
@@ -422,7 +431,8 @@ def reshaped(self, x):
     return self.b(torch.relu(torch.sin(self.a(x).reshape(5, 2, 5))).reshape(5, 10))
 
 
-def test_with_non_compute_ops():
+def test_non_compute_operators_partition_as_in_torch():
+    """Row: group_partitioner.test_with_non_compute_ops"""
     taken = (*TAKEN, aten.reshape.default)
     partition_and_compare_with_torch(
         reshaped, taken, non_compute_ops=[aten.reshape.default]
@@ -436,10 +446,7 @@ def test_with_non_compute_ops():
     ]
 
 
-def test_a_partition_that_computes_nothing():
-    """Row test_with_non_compute_ops: what only reshapes stays on the host, also where
-    single calls are allowed.
-    """
+def test_a_partition_of_only_reshapes_is_refused():
     program = export_network(lambda self, x: torch.sin(torch.sin(x).reshape(2, 25)))
     partitioner = CapabilityPartitioner(
         lambda node: "no waves" if node.target is aten.sin.default else None,
@@ -458,7 +465,8 @@ def sines_between_layers(self, x):
     return self.b(torch.sin(torch.tanh(torch.sin(self.a(x)))))
 
 
-def test_with_allowed_single_node_partition_ops():
+def test_only_allowed_operators_may_be_alone():
+    """Row: group_partitioner.test_with_allowed_single_node_partition_ops"""
     options = {
         "allows_single_node_partition": False,
         "allowed_single_node_partition_ops": [aten.tanh.default],
@@ -468,7 +476,9 @@ def test_with_allowed_single_node_partition_ops():
     ]
 
 
-def test_with_complex_dependency_cycles():
+def test_three_uses_of_one_result_partition_as_in_torch():
+    """Row: group_partitioner.test_with_complex_dependency_cycles"""
+
     def forward(self, x):
         first = torch.relu(self.a(x))
         left = torch.tanh(self.b(first))
@@ -479,7 +489,7 @@ def test_with_complex_dependency_cycles():
 
 
 def test_written_buffers_partition_as_in_torch():
-    """group_partitioner.test_with_buffer_mutations"""
+    """Row: group_partitioner.test_with_buffer_mutations"""
 
     def forward(self, x):
         self.counter.add_(1.0)
@@ -490,7 +500,7 @@ def test_written_buffers_partition_as_in_torch():
 
 
 def test_dynamic_shapes_partition_as_in_torch():
-    """group_partitioner.test_with_dynamic_shapes"""
+    """Row: group_partitioner.test_with_dynamic_shapes"""
 
     def forward(self, x):
         return self.b(torch.relu(torch.sin(self.a(x))).reshape(x.size(0), -1))
@@ -500,7 +510,9 @@ def test_dynamic_shapes_partition_as_in_torch():
     partition_and_compare_with_torch(forward, taken, (torch.randn(4, 10),), shapes)
 
 
-def test_with_complex_graph_structure():
+def test_crossing_paths_partition_as_in_torch():
+    """Row: group_partitioner.test_with_complex_graph_structure"""
+
     def forward(self, x):
         one = torch.relu(self.a(x))
         two = torch.tanh(self.b(x))
@@ -511,7 +523,9 @@ def test_with_complex_graph_structure():
     assert len(partition_and_compare_with_torch(forward)) == 2
 
 
-def test_with_custom_operator_support():
+def test_other_supported_operators_partition_as_in_torch():
+    """Row: group_partitioner.test_with_custom_operator_support"""
+
     def forward(self, x):
         return self.b(torch.tanh(torch.sigmoid(torch.relu(self.a(x)))))
 
@@ -520,10 +534,7 @@ def test_with_custom_operator_support():
 
 
 def test_activations_are_in_the_partition_of_their_layer():
-    """Each activation is in the partition of the layer before it.
-
-    group_partitioner.test_with_fusion_patterns
-    """
+    """Row: group_partitioner.test_with_fusion_patterns"""
 
     def forward(self, x):
         normed = F.relu(F.batch_norm(self.a(x), torch.zeros(10), torch.ones(10)))
@@ -534,8 +545,8 @@ def test_activations_are_in_the_partition_of_their_layer():
     assert one_part_has(parts, "linear_1", "tanh")
 
 
-def test_ninety_calls_make_ten_partitions_as_in_torch():
-    """group_partitioner.test_with_large_model"""
+def test_sixty_calls_make_ten_partitions_as_in_torch():
+    """Row: group_partitioner.test_with_large_model"""
 
     activations = (torch.relu, torch.tanh, torch.sin)
 
@@ -547,8 +558,8 @@ def test_ninety_calls_make_ten_partitions_as_in_torch():
     assert len(partition_and_compare_with_torch(forward)) == 10
 
 
-def test_with_different_traversal_orders():
-    """The same graph listed in another order has the same partitions."""
+def test_the_order_of_calls_does_not_change_partitions():
+    """Row: group_partitioner.test_with_different_traversal_orders"""
 
     def forward(self, x):
         return (
@@ -566,7 +577,9 @@ def test_with_different_traversal_orders():
     assert [sorted(map(len, p)) for p in parts] == [sorted(map(len, parts[0]))] * 2
 
 
-def test_null_node_groups_single_node_partition_control():
+def test_partitions_of_one_call_can_be_excluded():
+    """Row: group_partitioner.test_null_node_groups_single_node_partition_control"""
+
     def forward(self, x):
         return self.b(torch.sin(self.a(x)))
 
@@ -582,13 +595,11 @@ def test_null_node_groups_single_node_partition_control():
     )
 
 
-# --- defects --------------------------------------------------------------------------
+# --- defects of ExecuTorch that are absent ---------------------------------------------
 
 
-def test_defect_groups_that_overlap():
-    """GroupBasedPartitioner raises ValueError; what has to share a partition pairwise
-    has to share it altogether.
-    """
+def test_overlapping_groups_share_one_partition():
+    """ExecuTorch's ``GroupBasedPartitioner`` raises a ``ValueError``."""
     program = export_network(
         lambda self, x: self.c(torch.relu(self.b(torch.tanh(self.a(x)))))
     )
@@ -596,10 +607,8 @@ def test_defect_groups_that_overlap():
     assert len(parts) == 1
 
 
-def test_defect_group_with_a_refused_member():
-    """GroupBasedPartitioner takes the supported rest of a group; here it is all or
-    nothing, with the reason.
-    """
+def test_a_group_with_a_refused_call_is_refused_whole():
+    """ExecuTorch's ``GroupBasedPartitioner`` delegates the rest of the group."""
     program = export_network(lambda self, x: torch.relu(torch.sin(self.a(x))))
 
     def why_not(node):
@@ -619,10 +628,8 @@ def test_defect_group_with_a_refused_member():
     ] == ["relu"]
 
 
-def test_defect_group_around_a_host_call():
-    """A group that needs its own result through the host: torch's fusion fails with
-    "found dependency cycles".
-    """
+def test_a_group_around_a_host_call_names_the_call():
+    """torch's fusion fails with "found dependency cycles"."""
     program = export_network(
         lambda self, x: torch.relu(torch.sin(self.a(x))) + self.b(x)
     )

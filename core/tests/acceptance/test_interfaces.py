@@ -1,11 +1,4 @@
-"""The interfaces of ExecuTorch's delegation, all but partitioners: what they promise,
-and its defects, ours right.
-
-What has a file of its own is there: NamedDataStore in test_named_data.py,
-DelegateMappingBuilder in test_map_builder.py, LoweredBackendModule in
-test_lowered_module.py, preprocess_multimethod in test_multi_method.py, to_edge and the
-EdgeProgramManager in test_program.py, debug handles in test_debug_handle.py.
-"""
+"""Tests of ExecuTorch's delegation interfaces that have no file of their own."""
 
 import re
 
@@ -62,9 +55,7 @@ def sine(s, x):
 
 
 def recording_backend(preprocess=lambda program, specs: PreprocessResult(b"blob")):
-    """A backend that keeps what it was given, and its runtime, which keeps that as
-    well.
-    """
+    """Return a backend, its runtime, and lists of the arguments that both received."""
     given = []
     loaded = []
 
@@ -87,10 +78,6 @@ def recording_backend(preprocess=lambda program, specs: PreprocessResult(b"blob"
 
 
 def test_compile_specs_reach_the_backend_unchanged():
-    """CompileSpec: order and duplicates are kept, for preprocess and for the runtime.
-
-    interfaces.test_compile_specs_arrive_as_they_were_given
-    """
     backend, runtime, given, loaded = recording_backend()
     specs = [CompileSpec("b", b"1"), CompileSpec("a", b""), CompileSpec("b", b"1")]
     with delegraph.register(backend, runtime=runtime):
@@ -102,9 +89,6 @@ def test_compile_specs_reach_the_backend_unchanged():
 
 
 def test_results_of_preprocess_reach_module_and_runtime():
-    """PreprocessResult: bytes, debug handles, data, and facts that stay in the module's
-    meta.
-    """
     facts = {"speed": 3}
     result = PreprocessResult(b"blob", {0: (1,)}, None, facts)
     backend, runtime, _, loaded = recording_backend(lambda program, specs: result)
@@ -120,7 +104,6 @@ def test_results_of_preprocess_reach_module_and_runtime():
 
 @pytest.mark.parametrize("wrong", [None, b"blob", PreprocessResult("text")])
 def test_other_results_of_preprocess_are_refused(wrong):
-    """PreprocessResult: anything else is refused where it happens."""
     backend, _, _, _ = recording_backend(lambda program, specs: wrong)
     with (
         delegraph.register(backend),
@@ -129,11 +112,7 @@ def test_other_results_of_preprocess_are_refused(wrong):
         to_backend("RecordingBackend", export(sine, X), [])
 
 
-def test_backends_are_classes():
-    """BackendDetails: the class's name is the id; a class without preprocess is
-    refused, a shared base is not.
-    """
-
+def test_a_backend_class_needs_preprocess_unless_abstract():
     class Base(BackendDetails, abstract=True):
         @staticmethod
         @enforcedmethod
@@ -159,11 +138,7 @@ def test_backends_are_classes():
         type("Unfinished", (Base,), {})
 
 
-def test_preprocess_gets_a_copy_of_the_graph():
-    """copy_exported_program_for_preprocess: a backend may rewrite its graph; its module
-    does not see it.
-    """
-
+def test_a_backend_may_rewrite_the_graph_that_it_gets():
     def rewriting(program, specs):
         for node in program.graph.nodes:
             if node.target is aten.sin.default:
@@ -183,8 +158,7 @@ def test_preprocess_gets_a_copy_of_the_graph():
     assert call_targets(source) == [aten.sin.default]
 
 
-def test_defect_copies_of_weights():
-    """copy hook: on either path the backend gets the very weights, by reference."""
+def test_backends_get_the_weights_of_the_model_by_reference():
     layer = torch.nn.Linear(3, 3)
     source = export(lambda s, x: s.layer(x), X, layer=layer)
     backend, _, given, _ = recording_backend()
@@ -200,10 +174,6 @@ def test_defect_copies_of_weights():
 
 
 def test_missing_backend_is_refused_by_name():
-    """look-up: NotImplementedError, on all three forms, before any backend is called.
-
-    interfaces.test_backend_that_is_not_there
-    """
     source = export(sine, X)
     for call in (
         lambda: to_backend("AbsentBackend", source, []),
@@ -220,8 +190,8 @@ def test_missing_backend_is_refused_by_name():
         assert caught.value.code == "backend-not-found"
 
 
-def test_defect_two_backends_of_one_name():
-    """look-up: the later one does not win in silence."""
+def test_two_backends_of_one_name_are_refused():
+    """In ExecuTorch, the second backend replaces the first without an error."""
     first = recording_backend()[0]
     second = recording_backend()[0]
     with delegraph.register(first):
@@ -234,10 +204,8 @@ def test_defect_two_backends_of_one_name():
         assert lowered.processed_bytes == b"blob"
 
 
-def test_defect_definition_is_registration():
-    """A class that was only defined is no backend; one that is unregistered is none any
-    more.
-    """
+def test_a_backend_exists_while_it_is_registered():
+    """In ExecuTorch, every class that is defined is a backend."""
     backend, _, _, _ = recording_backend()
     with pytest.raises(BackendNotFound):
         to_backend("RecordingBackend", export(sine, X), [])
@@ -250,10 +218,7 @@ def test_defect_definition_is_registration():
 # --- to_backend -----------------------------------------------------------------------
 
 
-def test_three_forms_agree():
-    """to_backend: a backend id, a partitioner, or programs and partitioners by method:
-    one path, equal blobs.
-    """
+def test_all_forms_of_to_backend_make_equal_blobs():
     source = to_edge(export(sine, X)).exported_program()
     whole = to_backend("CompilerBackend", source, [])
     one = to_backend(source, partitioner_for_all())
@@ -271,7 +236,6 @@ def test_three_forms_agree():
 
 
 def test_partitions_are_compiled_in_the_order_of_the_graph():
-    """to_backend overload 2: once a partition."""
     backend, _, given, _ = recording_backend()
     source = export(lambda s, x: torch.cos(torch.sin(x).neg()), X)
     with delegraph.register(backend):
@@ -291,10 +255,7 @@ def test_partitions_are_compiled_in_the_order_of_the_graph():
     "arguments",
     [(3,), (), (None,), ("CompilerBackend", 3), ("CompilerBackend",), (3, 4)],
 )
-def test_defect_to_backend_of_something_else(arguments):
-    """to_backend: what is none of the three forms is an error that lists them, not None
-    and no bare assertion.
-    """
+def test_wrong_arguments_of_to_backend_are_refused(arguments):
     with pytest.raises((InputError, TypeError), match="to_backend"):
         to_backend(*arguments)
 
@@ -302,10 +263,7 @@ def test_defect_to_backend_of_something_else(arguments):
 # --- the operator that calls a delegate -----------------------------------------------
 
 
-def test_the_operator_is_torchs():
-    """HOP: torch's own operator and the class name that it looks for; eager runs the
-    original, detached.
-    """
+def test_delegates_are_called_by_the_operator_of_torch():
     inner = to_backend("CompilerBackend", export(sine, X), [])
     assert type(inner).__name__ == "LoweredBackendModule"
     assert not hasattr(inner, "module_name")
@@ -320,7 +278,6 @@ def test_the_operator_is_torchs():
 
 
 def test_delegates_are_opaque_to_later_partitioners():
-    """HOP: the second backend sees what the first left, and the first's delegates stay."""
     source = export(lambda s, x: torch.sin(torch.cos(x)), X)
     first = to_edge(source).to_backend(partitioner_for(aten.sin.default))
     second = first.to_backend(partitioner_for_all("ExecutorBackend")).exported_program()
@@ -333,17 +290,15 @@ def test_delegates_are_opaque_to_later_partitioners():
 
 
 class Lying(BackendRuntime):
-    """Runs the wrong thing: what a blob that was compiled wrongly looks like."""
+    """Computes the cosine instead of the sine, as a wrongly compiled blob might."""
 
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
         return lambda x: (torch.cos(x),)
 
 
-def test_defect_a_wrong_blob_passes_the_tests():
-    """Calling a lowered program runs the blob, and verify tells that it differs from
-    eager.
-    """
+def test_verify_detects_a_wrongly_compiled_blob():
+    """In ExecuTorch, a call in Python runs the original program and hides the fault."""
     backend, _, _, _ = recording_backend()
     with delegraph.register(backend, runtime=Lying):
         lowered = delegraph.lower(
@@ -356,8 +311,8 @@ def test_defect_a_wrong_blob_passes_the_tests():
         )
 
 
-def test_defect_weights_of_branches_are_run_time_inputs():
-    """A delegate in a branch owns the weights that it uses, and the parent drops them."""
+def test_delegates_in_branches_own_their_weights():
+    """In ExecuTorch, the weights of branches are inputs at run time."""
     layers = {"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(3, 3)}
     source = export(
         lambda s, x: torch.cond(x.sum() > 0, lambda x: s.a(x), lambda x: s.b(x), [x]),
@@ -377,9 +332,7 @@ def test_defect_weights_of_branches_are_run_time_inputs():
         assert_close(run_on_host(program, x), source.module(check_guards=False)(x))
 
 
-def test_defect_loops_are_not_entered():
-    """Bodies are found as such, not by the operator's name."""
-
+def test_loop_bodies_have_delegates():
     def function(s, k, x):
         return torch._higher_order_ops.while_loop(
             lambda k, x: k > 0, lambda k, x: (k - 1, torch.sin(x)), (k, x)
@@ -396,9 +349,7 @@ def test_defect_loops_are_not_entered():
     )
 
 
-def test_defect_kept_operators_below_the_first_branch():
-    """What a partitioner keeps is whole in branches of branches too."""
-
+def test_kept_operators_stay_whole_in_nested_branches():
     def inner(s, x):
         return torch.cond(x.sum() > 1, lambda x: s.layer(x), lambda x: x * 2, [x])
 
@@ -418,8 +369,7 @@ def test_defect_kept_operators_below_the_first_branch():
     assert_close(run_on_host(program, torch.ones(3)), layer(torch.ones(3)))
 
 
-def test_defect_operators_are_registered_globally():
-    """Keeping an operator whole defines no clone of it in torch's registry."""
+def test_keeping_an_operator_whole_registers_no_operator():
     before = set(torch._C._dispatch_get_all_op_names())
     source = export(lambda s, x: s.layer(x), X, layer=torch.nn.Linear(3, 3))
     to_edge_transform_and_lower(
@@ -429,11 +379,7 @@ def test_defect_operators_are_registered_globally():
     assert set(torch._C._dispatch_get_all_op_names()) == before
 
 
-def test_blob_names_its_producer():
-    """The report has the distribution and version of every delegate's backend.
-
-    interfaces.test_defect_nobody_knows_who_made_a_blob
-    """
+def test_the_report_names_the_producer_of_a_blob():
     lowered = delegraph.lower(export(sine, X), backends=[partitioner_for_all()])
     assert [row.producer for row in lowered.report.delegates] == ["in-process"]
 
@@ -441,10 +387,7 @@ def test_blob_names_its_producer():
 # --- the calling convention -----------------------------------------------------------
 
 
-def test_calling_convention_is_recorded():
-    """Names, types and order of inputs and outputs are stored; its own data is in
-    neither.
-    """
+def test_a_delegate_records_names_and_types_of_its_inputs():
     source = export(
         lambda s, a, b: (torch.mm(a, b) + s.c, b * 2),
         torch.ones(2, 3),
@@ -465,7 +408,7 @@ def test_calling_convention_is_recorded():
 
 
 def backend_that_edits_inputs(change):
-    """A backend that changes its graph's placeholders before it compiles."""
+    """Return a backend that changes the placeholders of its graph before it compiles."""
 
     def preprocess(program, specs):
         change(
@@ -478,7 +421,7 @@ def backend_that_edits_inputs(change):
 
 
 def drop(graph, nodes):
-    """What a dead-code pass does once it has folded the use of the last input away."""
+    """Remove the last input, as a dead-code pass does after its last use is folded."""
     nodes[-1].replace_all_uses_with(nodes[-2])
     graph.erase_node(nodes[-1])
 
@@ -492,8 +435,8 @@ def reorder(graph, nodes):
     [(drop, "['inputs_0']"), (reorder, "['inputs_1', 'inputs_0']")],
     ids=["dropped", "reordered"],
 )
-def test_defect_inputs_dropped_or_reordered(change, inputs):
-    """Refused with both lists; there, the blob misreads its arguments in silence."""
+def test_backends_that_drop_or_reorder_inputs_are_refused(change, inputs):
+    """In ExecuTorch, the blob reads its arguments in the wrong order."""
     source = export(
         lambda s, a, b: (a - s.c) * b, torch.ones(2), torch.zeros(2), c=torch.ones(2)
     )
@@ -506,8 +449,6 @@ def test_defect_inputs_dropped_or_reordered(change, inputs):
 
 
 def test_a_backend_may_fold_its_constants():
-    """What it owns is its own matter."""
-
     def fold(graph, nodes):
         assert nodes[0].name == "b_c"
         nodes[0].replace_all_uses_with(nodes[1])
@@ -521,11 +462,8 @@ def test_a_backend_may_fold_its_constants():
     assert list(inner.original_module.state_dict) == ["c"]
 
 
-def test_partitions_have_no_tags_of_the_partitioner():
-    """No program that a backend gets has tags, so it may partition it itself.
-
-    interfaces.test_defect_tags_leak_into_what_a_backend_gets
-    """
+def test_programs_of_backends_have_no_delegation_tags():
+    """A backend may therefore partition its program itself."""
     backend, _, given, _ = recording_backend()
     with delegraph.register(backend):
         to_backend(
@@ -539,8 +477,7 @@ def test_partitions_have_no_tags_of_the_partitioner():
     )
 
 
-def test_several_programs_at_once():
-    """Lowering from two threads gives what one thread gives."""
+def test_two_threads_may_lower_at_once():
     from concurrent.futures import ThreadPoolExecutor
 
     sources = [export(lambda s, x, k=k: torch.sin(x) * k, X) for k in range(4)]
@@ -555,11 +492,6 @@ def test_several_programs_at_once():
 
 
 def test_lowered_module_returns_the_structure_of_the_program():
-    """LoweredBackendModule: a structure that comes out of a program comes out of its
-    lowered form.
-
-    interfaces.test_pytree_results
-    """
     source = export(lambda s, x: {"a": [x + 1, x * 2], "b": (torch.sin(x),)}, X)
     lowered = to_backend("CompilerBackend", source, [])
     actual = lowered(X)

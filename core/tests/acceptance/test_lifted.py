@@ -1,9 +1,7 @@
-"""Rows ``lifted.*``: whole programs and partitions on a backend with a runtime, inside
-of other modules too.
+"""Whole programs and partitions on a backend whose runtime runs its blobs.
 
-What these rows ask of the ``.pte`` (its delegates, instructions and segments, printing
-it, running it on a device) is not here: a file is not written in this version. Here the
-blob itself is executed.
+A row names the test of ExecuTorch that a test here repeats. Checks of ``.pte`` files
+are left out.
 """
 
 import warnings
@@ -61,9 +59,7 @@ def lower_whole(function, *inputs, specs=LIMIT, backend="CompilerBackend"):
 
 
 def test_lowered_module_is_called_like_the_program():
-    """lifted.test_simple: the lowered module is called as the program is; a delegate of
-    a partitioner gives a list.
-    """
+    """Row: lifted.test_simple"""
     x = torch.ones(1)
     assert_close(lower_whole(sine, x, specs=[])(x), torch.sin(x))
     edge = to_edge(export(sine, x)).to_backend(partitioner_for_all())
@@ -74,9 +70,7 @@ def test_lowered_module_is_called_like_the_program():
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_caller_has_one_call_of_the_delegate(strict):
-    """lifted.test_backend_with_compiler. The file's half: delegates[0] of the plan, its
-    data index, instruction 0.
-    """
+    """Row: lifted.test_backend_with_compiler"""
     x = torch.ones(1)
     lowered = lower_whole(sine, x)
     program = torch.export.export(backends.Wrapper(lowered).eval(), (x,), strict=strict)
@@ -99,7 +93,7 @@ def test_exported_caller_has_one_call_of_the_delegate(strict):
 
 
 def test_lowered_module_takes_three_inputs():
-    """lifted.test_lowered_add_mul: three inputs."""
+    """Row: lifted.test_lowered_add_mul"""
     inputs = (ONES, TWOS, THREES)
     lowered = lower_whole(add_mul, *inputs)
     assert len(lowered.inputs) == 3
@@ -109,20 +103,16 @@ def test_lowered_module_takes_three_inputs():
     )
 
 
-def test_backend_with_compiler_out_of_range():
-    """lifted.test_backend_with_compiler_out_of_range: a limit from the compile specs,
-    enforced by the runtime.
-    """
+def test_the_runtime_enforces_a_limit_of_the_compile_specs():
+    """Row: lifted.test_backend_with_compiler_out_of_range"""
     x = torch.zeros(6)
     program = backends.export_wrapped(lower_whole(sine, torch.ones(6)), x)
     with pytest.raises(RuntimeError, match="more than 4 rows"):
         run_on_host(program, x)
 
 
-def test_backend_with_compiler_delegate_and_operator():
-    """lifted.test_backend_with_compiler_delegate_and_operator: one module, called
-    twice, and an operator between.
-    """
+def test_one_lowered_module_may_be_called_twice():
+    """Row: lifted.test_backend_with_compiler_delegate_and_operator"""
     x = torch.ones(1)
     program = export(
         lambda s, x: s.inner(x)[0] + s.inner(x)[0],
@@ -139,10 +129,8 @@ def test_backend_with_compiler_delegate_and_operator():
     assert torch.equal(x, torch.ones(1))
 
 
-def test_backend_with_compiler_backend_runtime_exception():
-    """lifted.test_backend_with_compiler_backend_runtime_exception: the backend's own
-    error, with the user's line.
-    """
+def test_a_refusal_of_the_backend_names_operator_and_line():
+    """Row: lifted.test_backend_with_compiler_backend_runtime_exception"""
     text = r"call_function aten.cos.default is not supported in backend CompilerBackend"
     with pytest.raises(RuntimeError, match=text) as caught:
         lower_whole(lambda s, x: torch.sin(x) + torch.cos(x), torch.ones(1), specs=[])
@@ -151,8 +139,8 @@ def test_backend_with_compiler_backend_runtime_exception():
     assert caught.value.node.target is aten.cos.default
 
 
-def test_backend_with_compiler_backend_not_found_exception():
-    """lifted.test_backend_with_compiler_backend_not_found_exception"""
+def test_an_unknown_backend_is_named():
+    """Row: lifted.test_backend_with_compiler_backend_not_found_exception"""
     with pytest.raises(
         NotImplementedError, match="FakeBackendWithCompilerDemo"
     ) as caught:
@@ -160,10 +148,8 @@ def test_backend_with_compiler_backend_not_found_exception():
     assert isinstance(caught.value, BackendNotFound)
 
 
-def test_backend_with_compiler_delegate_and_operator_with_two_modules():
-    """lifted.test_backend_with_compiler_delegate_and_operator_with_two_modules: the
-    other has a buffer.
-    """
+def test_a_model_may_call_lowered_and_other_modules():
+    """Row: lifted.test_backend_with_compiler_delegate_and_operator_with_two_modules"""
 
     def composite(s, x):
         a = s.lowerable(x)
@@ -181,7 +167,7 @@ def test_backend_with_compiler_delegate_and_operator_with_two_modules():
 
 
 class Patterns(nn.Module):
-    """A recurrent layer, a convolution and differences."""
+    """A recurrent layer, a convolution and two differences."""
 
     def __init__(self):
         super().__init__()
@@ -213,13 +199,8 @@ class Patterns(nn.Module):
     ids=["multiple_patterns", "one_patterns"],
 )
 def test_chosen_operators_are_kept_whole_and_delegated(pattern, left):
-    """lifted.test_partition_delegate_graph_with_multiple_patterns and
+    """Rows: lifted.test_partition_delegate_graph_with_multiple_patterns,
     lifted.test_partition_delegate_graph_with_one_patterns
-
-    The patterns are operators here, which a partitioner keeps whole. The file's half:
-    its list of operators.
-
-    lifted.test_partition_delegate_graph
     """
     inputs = tuple(torch.ones(1, 32) for _ in range(3))
     source = torch.export.export(Patterns().eval(), inputs)
@@ -241,9 +222,7 @@ def test_chosen_operators_are_kept_whole_and_delegated(pattern, left):
 
 
 def test_two_delegates_run_in_order():
-    """lifted.test_add_mul_partitioner: two modules, in order, in the graph module and
-    through the runtime.
-    """
+    """Row: lifted.test_add_mul_partitioner"""
 
     def function(s, a, x, b):
         y = torch.mm(a, x)
@@ -264,9 +243,7 @@ def test_two_delegates_run_in_order():
 
 
 def test_each_delegate_owns_the_buffer_that_it_uses():
-    """lifted.test_partitioner_with_attributes: each delegate has its buffer; the caller
-    passes the inputs alone.
-    """
+    """Row: lifted.test_partitioner_with_attributes"""
     add_one = {f"one_{k}": torch.full((1, 3), float(k)) for k in (1, 2)}
     x = torch.randn(1, 3)
     y = torch.randn(1, 3)
@@ -294,7 +271,7 @@ def test_each_delegate_owns_the_buffer_that_it_uses():
 
 
 def test_partitioner_that_changes_calls_is_refused():
-    """lifted.test_bad_partitioner: an AssertionError there."""
+    """Row: lifted.test_bad_partitioner"""
 
     class BadPartitioner(Partitioner):
         def partition(self, exported_program):
@@ -313,9 +290,7 @@ def test_partitioner_that_changes_calls_is_refused():
 
 
 def test_quantized_layer_in_edge_form_equals_its_source():
-    """lifted.test_quantized_with_delegate: a quantized linear layer in edge form;
-    nothing is delegated.
-    """
+    """Row: lifted.test_quantized_with_delegate"""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch.ao.quantization.fx._decomposed  # registers the operators
@@ -351,14 +326,14 @@ ADD_MM = (aten.add.Tensor, aten.mm.default)
 
 
 def delegated_operators(module):
-    """Operators of the delegates that a graph itself calls, one list a delegate."""
+    """Return the operators of each delegate that the graph itself calls."""
     return [
         call_targets(m.original_module) for _, m, _ in get_lowered_submodules(module)
     ]
 
 
 def subgraphs_of(module):
-    """The bodies of its higher-order calls, in order."""
+    """Return the bodies of the higher-order calls of a graph, in order."""
     found = (
         getattr(module, node.target)
         for node in module.graph.nodes
@@ -372,10 +347,8 @@ def assert_equals_eager(program, function, *inputs):
     assert_close(run_on_host(program, *inputs), function(None, *inputs))
 
 
-def test_partition_with_control_flow():
-    """lifted.test_partition_with_control_flow: add at the top and in one branch, mm in
-    the other.
-    """
+def test_delegates_are_outside_and_inside_of_branches():
+    """Row: lifted.test_partition_with_control_flow"""
 
     def function(s, x, y):
         x = x + y
@@ -407,7 +380,7 @@ def test_partition_with_control_flow():
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_delegates_are_outside_and_inside_of_map():
-    """lifted.test_partition_with_map: mm at the top, add inside the body."""
+    """Row: lifted.test_partition_with_map"""
 
     def function(s, xs, y):
         return torch_map(lambda x, y: x - y + y, xs, torch.mm(y, y))
@@ -425,10 +398,8 @@ def test_delegates_are_outside_and_inside_of_map():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_partition_with_nested_control_flow():
-    """lifted.test_partition_with_nested_control_flow: map > cond > cond, and how many
-    delegates each level has.
-    """
+def test_delegates_are_in_branches_of_branches_of_map():
+    """Row: lifted.test_partition_with_nested_control_flow"""
 
     def true_nested(y):
         y = y + y
@@ -489,11 +460,7 @@ def test_partition_with_nested_control_flow():
     ],
 )
 def test_lists_and_dictionaries_are_inputs_of_delegates(function, structure, strict):
-    """lifted.test_list_input, lifted.test_dict_input: through a lowered module that is
-    exported again, and run.
-
-    lifted.test_structured_input
-    """
+    """Rows: lifted.test_list_input, lifted.test_dict_input"""
     a = torch.randn(2, 2)
     b = torch.randn(2, 2)
     given = structure(a, b)
@@ -508,13 +475,13 @@ def test_lists_and_dictionaries_are_inputs_of_delegates(function, structure, str
     assert_close(run_on_host(program, given), a + b)
 
 
-def test_delegate_info_full_delegate():
-    """lifted.test_delegate_info_full_delegate"""
+def test_facts_of_preprocess_are_in_the_meta():
+    """Row: lifted.test_delegate_info_full_delegate"""
     assert lower_whole(sine, torch.ones(1)).meta["_delegate_info_meta"] == "test"
 
 
-def test_backend_information_reaches_the_lowered_module():
-    """lifted.test_delegate_info_partitioner"""
+def test_facts_of_a_partition_are_in_the_meta():
+    """Row: lifted.test_delegate_info_partitioner"""
     edge = to_edge(export(sine, torch.ones(1))).to_backend(
         partitioner_for_all(specs=LIMIT)
     )

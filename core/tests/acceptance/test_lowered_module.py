@@ -1,9 +1,6 @@
-"""Rows ``lowered_module.*``: a lowered module by itself, in a wrapper, inside of
-another one, and its outputs' order.
+"""Tests of ``LoweredBackendModule``: alone, in another module, and lowered again.
 
-The file's half of these rows: ``program()`` and ``buffer()``, a program file with one
-instruction, the delegate's call. Here that one call is what a wrapper of the module
-consists of.
+A row names the test of ExecuTorch that a test here repeats.
 """
 
 import copy
@@ -47,8 +44,8 @@ def model_and_inputs(model):
     return made, made.inputs()
 
 
-def test_emit_lowered_backend_module_end_to_end():
-    """lowered_module.test_emit_lowered_backend_module_end_to_end"""
+def test_a_lowered_module_runs_alone_and_in_a_wrapper():
+    """Row: lowered_module.test_emit_lowered_backend_module_end_to_end"""
     x = torch.ones(1)
     inner = lower_program(export(lambda s, x: torch.sin(x), x), "CompilerBackend")
     assert_close(inner(x), torch.sin(x))
@@ -58,10 +55,8 @@ def test_emit_lowered_backend_module_end_to_end():
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
-def test_emit_lowered_backend_module(model):
-    """lowered_module.test_emit_lowered_backend_module: one call, with all inputs and
-    outputs of the model.
-    """
+def test_the_call_has_all_inputs_and_outputs_of_the_model(model):
+    """Row: lowered_module.test_emit_lowered_backend_module"""
     made, inputs = model_and_inputs(model)
     source = torch.export.export(made, inputs)
     inner = lower_program(source)
@@ -81,10 +76,8 @@ def test_emit_lowered_backend_module(model):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
-def test_emit_nested_lowered_backend_module(model):
-    """lowered_module.test_emit_nested_lowered_backend_module: a lowered wrapper of a
-    lowered module, one call again.
-    """
+def test_a_wrapper_of_a_lowered_module_is_lowered_again(model):
+    """Row: lowered_module.test_emit_nested_lowered_backend_module"""
     made, inputs = model_and_inputs(model)
     inner = lower_program(torch.export.export(made, inputs))
     outer = lower_program(export_wrapped(inner, *inputs))
@@ -98,17 +91,15 @@ def test_emit_nested_lowered_backend_module(model):
 
 
 def between(s, x):
-    """Returns a user output, then writes, then returns another."""
+    """Compute a user output, then write a buffer, then compute another output."""
     first = x + x
     s.buf.mul_(x)
     return first, x - 1
 
 
-def test_arrange_graph_outputs_reorders_mutations_before_user_outputs():
-    """lowered_module.test_arrange_graph_outputs_reorders_mutations_before_user_outputs
-
-    Inside, writes come first; outside, each value is taken from where it is now: here
-    both are made in one step.
+def test_outputs_of_a_delegate_begin_with_its_writes():
+    """Row:
+    lowered_module.test_arrange_graph_outputs_reorders_mutations_before_user_outputs
     """
     x = torch.full((2,), 3.0)
     source = export(between, x, buf=torch.ones(2))
@@ -125,10 +116,7 @@ def test_arrange_graph_outputs_reorders_mutations_before_user_outputs():
     assert_close(inner(x), (x + x, x - 1))
 
 
-def test_outputs_of_a_parent_that_keeps_its_state():
-    """lowered_module.test_arrange_graph_outputs_...: the parent stores result 1 of
-    [user, mutation, user].
-    """
+def test_outputs_of_a_parent_begin_with_its_writes():
     x = torch.full((2,), 3.0)
     source = export(between, x, buf=torch.ones(2))
     program = (
@@ -151,9 +139,6 @@ def test_outputs_of_a_parent_that_keeps_its_state():
 
 
 def test_a_copy_shares_weights_and_blob():
-    """LoweredBackendModule: deepcopy copies the graph and shares tensors and bytes;
-    state is the copy's own.
-    """
     x = torch.randn(2, 3)
     inner = lower_program(
         export(lambda s, x: s.layer(x).relu(), x, layer=torch.nn.Linear(3, 4))
@@ -178,10 +163,7 @@ def test_a_copy_shares_weights_and_blob():
     assert state[0] != state[1]
 
 
-def test_a_mutated_input_is_written():
-    """LoweredBackendModule: called as the program is, also where that writes what it is
-    given.
-    """
+def test_a_call_writes_the_inputs_that_the_program_writes():
     x = torch.ones(3)
     inner = lower_program(export(lambda s, x: x.add_(1).mul(2), torch.ones(3)))
     assert_close(inner(x), torch.full((3,), 4.0))
@@ -189,7 +171,7 @@ def test_a_mutated_input_is_written():
 
 
 class Accumulator(BackendDetails):
-    """Compiles ``total.add_(x)``; the blob is the initial total."""
+    """Compiles ``total.add_(x)``. The blob is the initial total."""
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
@@ -204,10 +186,7 @@ class AccumulatorRuntime(BackendRuntime):
         return lambda x: (total.add_(x).clone(),)
 
 
-def test_state_of_a_delegate_inside_a_model():
-    """LoweredBackendModule: it is kept from call to call; verify starts from the
-    initial state each time.
-    """
+def test_a_delegate_keeps_state_that_verify_does_not_change():
     x = torch.ones(2)
     with delegraph.register(Accumulator, runtime=AccumulatorRuntime):
         inner = lower_program(
@@ -221,10 +200,8 @@ def test_state_of_a_delegate_inside_a_model():
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_two_inputs_change_places(first):
-    """LoweredBackendModule: new values are those of the call, also where one argument
-    becomes another's.
-    """
+def test_a_program_may_swap_its_inputs(first):
+    """Each new value is computed before an input is overwritten."""
 
     def function(s, *pair):
         kept = pair[first].clone()
@@ -245,10 +222,7 @@ class Fixed(nn.Module):
         return x * times * scale if offset is None else x * times + offset
 
 
-def test_arguments_that_are_no_tensors():
-    """LoweredBackendModule: they are what the program was exported for, or the call is
-    refused.
-    """
+def test_numbers_are_fixed_at_export():
     x = torch.ones(2)
     inner = lower_program(
         torch.export.export(Fixed().eval(), (x, 3), {"offset": torch.ones(2)})
@@ -259,10 +233,7 @@ def test_arguments_that_are_no_tensors():
         inner(x, 4, offset=x)
 
 
-def test_arguments_and_results_that_the_delegate_does_not_have():
-    """LoweredBackendModule: keywords, what is returned as it came, constants and
-    numbers.
-    """
+def test_structures_and_constants_are_returned_as_exported():
     x = torch.ones(3)
     inner = lower_program(
         export(
@@ -284,11 +255,6 @@ def test_arguments_and_results_that_the_delegate_does_not_have():
 
 
 def test_lowered_module_accepts_other_sizes_than_exported():
-    """LoweredBackendModule: called at other sizes than it was exported with, here and
-    in its runtime.
-
-    lowered_module.test_dynamic_sizes
-    """
     model = backends.make_module(lambda s, x: torch.sin(x).reshape(-1) * x.shape[0])
     shapes = {"inputs": ({0: torch.export.Dim("n", min=2, max=9)},)}
     inner = lower_program(
@@ -307,10 +273,7 @@ def test_lowered_module_accepts_other_sizes_than_exported():
     )
 
 
-def test_lowered_again_around_a_lowered_module():
-    """LoweredBackendModule: what stands around it in another model goes to another
-    backend; both blobs run.
-    """
+def test_another_backend_compiles_the_calls_around_a_lowered_module():
     x = torch.randn(3)
     inner = lower_program(export(lambda s, x: torch.sin(x), x), "CompilerBackend")
     source = export(lambda s, x: s.inner(x * 2).tanh() + s.inner(x), x, inner=inner)
@@ -327,16 +290,13 @@ def test_lowered_again_around_a_lowered_module():
     assert_close(run_on_host(program, x), torch.sin(x * 2).tanh() + torch.sin(x))
 
 
-def test_a_program_that_computes_nothing():
-    """to_backend: there is nothing that a delegate could stand for."""
+def test_a_program_without_calls_is_refused():
     with pytest.raises(InputError, match="calls 0 delegates instead of one"):
         lower_program(export(lambda s, x: x, torch.ones(1)))
 
 
-def test_a_buffer_that_no_delegate_can_keep():
-    """LoweredBackendModule: the buffer's new value is the caller's tensor, which the
-    delegate does not compute.
-    """
+def test_a_buffer_that_becomes_an_input_is_refused():
+    """The delegate does not compute the new value: it is the caller's tensor."""
     source = export(
         lambda s, x: (s.buf.copy_(x), x * 2)[1], torch.ones(2), buf=torch.ones(2)
     )
@@ -346,10 +306,7 @@ def test_a_buffer_that_no_delegate_can_keep():
         lower_program(source.run_decompositions({}))
 
 
-def test_inputs_are_in_the_programs_order():
-    """to_backend(backend_id, ...): constants first, then inputs in the order of the
-    model.
-    """
+def test_placeholders_list_constants_before_inputs():
     x = torch.ones(2)
     y = torch.full((2,), 3.0)
     inner = lower_program(export(lambda s, x, y: (y - s.w) - x, x, y, w=torch.ones(2)))

@@ -1,5 +1,6 @@
-"""Rows ``map_builder.*``: the DelegateMappingBuilder, and a backend that fuses and
-splits calls.
+"""Tests of ``DelegateMappingBuilder``: it maps steps of a device to debug handles.
+
+A row names the test of ExecuTorch that a test here repeats.
 """
 
 import pytest
@@ -15,7 +16,7 @@ from .backends import CALL, aten, call_targets, export, export_wrapped
 
 @pytest.fixture(scope="module")
 def nodes():
-    """The calls of sin(cos(x)): handle 2 and handle 1."""
+    """Return the calls of sin(cos(x)): the sine has handle 2, the cosine has handle 1."""
     program = to_edge(
         export(lambda s, x: torch.sin(torch.cos(x)), torch.ones(1))
     ).exported_program()
@@ -31,7 +32,7 @@ def build_mapping(*entries, generated=False):
 
 
 def test_generated_identifiers_count_from_zero(nodes):
-    """map_builder.test_basic_generated_identifier"""
+    """Row: map_builder.test_basic_generated_identifier"""
     entries = [
         {"nodes": nodes},
         {"nodes": nodes[0]},
@@ -45,10 +46,8 @@ def test_generated_identifiers_count_from_zero(nodes):
 
 @pytest.mark.parametrize("identifiers", [(22, 55), ("22", "55")])
 def test_nodes_and_handles_give_the_same_manual_map(nodes, identifiers):
-    """map_builder.test_basic_manual_int_identifier,
+    """Rows: map_builder.test_basic_manual_int_identifier,
     map_builder.test_basic_manual_string_identifier
-
-    map_builder.test_basic_manual_identifier
     """
     first, second = identifiers
     by_node = build_mapping(
@@ -68,22 +67,22 @@ def assert_entry_refused(text, builder, **entry):
 
 
 @pytest.mark.parametrize("identifier", [22, "22"])
-def test_adding_manual_identifier_when_generated(nodes, identifier):
-    """map_builder.test_adding_manual_identifier_when_generated"""
+def test_builder_of_generated_identifiers_refuses_given_ones(nodes, identifier):
+    """Row: map_builder.test_adding_manual_identifier_when_generated"""
     builder = DelegateMappingBuilder(generated_identifiers=True)
     assert_entry_refused(
         "generates its identifiers", builder, nodes=nodes, identifier=identifier
     )
 
 
-def test_omitting_identifier_when_not_generated(nodes):
-    """map_builder.test_omitting_identifier_when_not_generated"""
+def test_builder_without_generation_needs_identifiers(nodes):
+    """Row: map_builder.test_omitting_identifier_when_not_generated"""
     assert_entry_refused("needs an identifier", DelegateMappingBuilder(), nodes=nodes)
     assert_entry_refused("needs an identifier", DelegateMappingBuilder(), handles=[1])
 
 
-def test_reinsert_delegate_debug_identifier(nodes):
-    """map_builder.test_reinsert_delegate_debug_identifier: also with the same node."""
+def test_an_identifier_is_used_once(nodes):
+    """Row: map_builder.test_reinsert_delegate_debug_identifier"""
     builder = DelegateMappingBuilder()
     builder.insert_delegate_mapping_entry(nodes=nodes[0], identifier="1")
     for entry in (
@@ -95,8 +94,8 @@ def test_reinsert_delegate_debug_identifier(nodes):
         assert_entry_refused("'1' is used already", builder, **entry, identifier="1")
 
 
-def test_nodes_together_with_handles_are_refused(nodes):
-    """map_builder.test_passing_both_nodes_and_handles"""
+def test_an_entry_needs_either_nodes_or_handles(nodes):
+    """Row: map_builder.test_passing_both_nodes_and_handles"""
     assert_entry_refused(
         "nodes or handles",
         DelegateMappingBuilder(generated_identifiers=True),
@@ -108,8 +107,8 @@ def test_nodes_together_with_handles_are_refused(nodes):
     )
 
 
-def test_missing_handles_are_dropped_but_not_all():
-    """map_builder.test_missing_handle_filtering"""
+def test_missing_handles_are_dropped_if_one_remains():
+    """Row: map_builder.test_missing_handle_filtering"""
     for entry in ({"handles": [None]}, {"nodes": [None]}, {"handles": []}):
         assert_entry_refused(
             "at least one debug handle",
@@ -120,9 +119,7 @@ def test_missing_handles_are_dropped_but_not_all():
 
 
 class FusesAndSplits(BackendDetails):
-    """A convolution and the relu after it are one step of the device; a tangent is
-    three.
-    """
+    """A device that runs convolution and relu as one step, and a tangent as three."""
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
@@ -144,10 +141,8 @@ class FusesAndSplits(BackendDetails):
         return PreprocessResult(b"steps", mapping.get_delegate_mapping())
 
 
-def test_backend_with_delegate_mapping():
-    """map_builder.test_backend_with_delegate_mapping: the file's half is to write the
-    wrapper.
-    """
+def test_lowered_module_has_the_map_of_its_backend():
+    """Row: map_builder.test_backend_with_delegate_mapping"""
     x = torch.randn(1, 1, 4, 4)
     source = to_edge(
         export(lambda s, x: torch.tan(s.conv(x).relu()) + 1, x, conv=nn.Conv2d(1, 1, 3))
@@ -167,11 +162,7 @@ def test_backend_with_delegate_mapping():
 
 
 def test_every_mistake_raises_an_error_with_a_code(nodes):
-    """DelegateMappingBuilder: every mistake is an error with a code, none a bare
-    Exception.
-
-    map_builder.test_defect_bare_exceptions
-    """
+    """ExecuTorch raises a bare ``Exception`` here."""
     builder = DelegateMappingBuilder()
     for entry in ({}, {"nodes": nodes}, {"handles": [None], "identifier": 1}):
         with pytest.raises(ContractViolation) as caught:

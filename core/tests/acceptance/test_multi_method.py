@@ -1,5 +1,6 @@
-"""Rows ``multi_method.*``: programs of several methods, one joint compilation a
-backend.
+"""Programs with several methods: a backend compiles all partitions in one call.
+
+A row names the test of ExecuTorch that a test here repeats.
 """
 
 from typing import ClassVar
@@ -30,9 +31,7 @@ X = torch.randn(3)
 
 
 class Joint(BackendDetails, abstract=True):
-    """Its blobs say of how many operators, over all methods, their own were compiled,
-    and with which settings.
-    """
+    """Its blobs are ``class#operators of all methods#own operators#settings``."""
 
     seen: ClassVar[list] = []
 
@@ -101,7 +100,7 @@ def cosine_then_sine(s, x):
 
 
 def lower_methods(functions, partitioners):
-    """{method: program}, each method's function exported with one vector."""
+    """Export each function with one vector, and lower all of them together."""
     programs = {
         m: to_edge(export(f, X)).exported_program() for m, f in functions.items()
     }
@@ -113,7 +112,7 @@ def blobs_of(program):
 
 
 def test_joint_backend_compiles_a_single_method():
-    """multi_method.single_method"""
+    """Row: multi_method.single_method"""
     lowered = lower_methods({"forward": sine}, {"forward": partitioner_for_all(*FIRST)})
     assert blobs_of(lowered["forward"]) == [
         "FirstBackend#1#aten.sin.default#max_value:1"
@@ -121,7 +120,7 @@ def test_joint_backend_compiles_a_single_method():
 
 
 def test_two_methods_are_compiled_in_one_call():
-    """multi_method.two_methods"""
+    """Row: multi_method.two_methods"""
     lowered = lower_methods(
         {"a": sine, "b": cosine},
         {"a": partitioner_for_all(*FIRST), "b": partitioner_for_all(*FIRST)},
@@ -131,8 +130,8 @@ def test_two_methods_are_compiled_in_one_call():
     assert FirstBackend.seen == [{"a": 1, "b": 1}]
 
 
-def test_two_methods_multiple_partitions():
-    """multi_method.two_methods_multiple_partitions: order kept, total 4."""
+def test_partitions_of_a_method_keep_their_order():
+    """Row: multi_method.two_methods_multiple_partitions"""
     places = Placed({aten.sin.default: FIRST, aten.cos.default: FIRST})
     lowered = lower_methods(
         {"a": sine_then_cosine, "b": sine_then_cosine}, {"a": places, "b": places}
@@ -144,10 +143,8 @@ def test_two_methods_multiple_partitions():
     assert FirstBackend.seen == [{"a": 2, "b": 2}]
 
 
-def test_two_methods_different_partitions():
-    """multi_method.two_methods_different_partitions: each partition has its own specs,
-    in either order.
-    """
+def test_each_partition_gets_its_own_compile_specs():
+    """Row: multi_method.two_methods_different_partitions"""
     specs = {
         op: ("FirstBackend", [CompileSpec("max_value", v)])
         for op, v in zip(BOTH, (b"sin", b"cos"), strict=True)
@@ -166,10 +163,8 @@ def test_two_methods_different_partitions():
 BOTH = (aten.sin.default, aten.cos.default)
 
 
-def test_two_methods_different_backends():
-    """multi_method.two_methods_different_backends: each is called once; delegates in
-    the graph's order.
-    """
+def test_each_backend_is_called_once_for_all_methods():
+    """Row: multi_method.two_methods_different_backends"""
     places = Placed({aten.sin.default: FIRST, aten.cos.default: SECOND})
     lowered = lower_methods(
         {"a": sine_then_cosine, "b": cosine_then_sine}, {"a": places, "b": places}
@@ -181,10 +176,8 @@ def test_two_methods_different_backends():
     assert FirstBackend.seen == SecondBackend.seen == [{"a": 1, "b": 1}]
 
 
-def test_partitions_in_branches_join_the_one_call():
-    """multi_method.control_flow: partitions in branches of two methods are in the one
-    joint call of each backend.
-    """
+def test_partitions_in_branches_are_compiled_in_the_same_call():
+    """Row: multi_method.control_flow"""
 
     def first(s, x):
         return torch.cond(
@@ -218,10 +211,8 @@ def test_partitions_in_branches_join_the_one_call():
             assert_close(made[method].module(check_guards=False)(x), function(None, x))
 
 
-def test_second_delegate_uses_results_of_the_first():
-    """multi_method.sequential_delegates: the second uses results of the first and of
-    what stands between them.
-    """
+def test_second_delegate_reads_the_first_and_the_host():
+    """Row: multi_method.sequential_delegates"""
 
     def function(s, x):
         y = torch.sin(x)
@@ -248,10 +239,8 @@ def test_second_delegate_uses_results_of_the_first():
     assert_close(made.module(check_guards=False)(X), function(None, X))
 
 
-def test_shared_constant_is_one_tensor_with_one_name():
-    """multi_method.constants: what a partition and the owner both use is one tensor and
-    has one name in each.
-    """
+def test_parent_and_delegate_share_a_constant_and_its_name():
+    """Row: multi_method.constants"""
     source = export(lambda s, x: (x + s.c) * s.c, X, c=torch.ones(3))
     made = to_backend(source, partitioner_for(aten.add.Tensor, backend="FirstBackend"))
     [inner] = lowered_modules(made)
@@ -264,15 +253,13 @@ def test_shared_constant_is_one_tensor_with_one_name():
 
 
 def test_unknown_backend_is_refused_by_name():
-    """multi_method.not_found"""
+    """Row: multi_method.not_found"""
     with pytest.raises(NotImplementedError, match="'Invalid'"):
         lower_methods({"forward": sine}, {"forward": partitioner_for_all("Invalid")})
 
 
 def test_equal_methods_both_run():
-    """multi_method.end_to_end: both methods run. The file's half: one entry for two
-    equal blobs.
-    """
+    """Row: multi_method.end_to_end"""
     lowered = lower_methods(
         {"a": sine, "b": sine},
         {
@@ -289,9 +276,6 @@ def test_equal_methods_both_run():
 
 
 def test_a_method_without_a_partitioner_stays_as_it_is():
-    """to_backend overload 3: so it does; a partitioner for an unknown method is an
-    error.
-    """
     programs = {"a": export(sine, X), "b": export(cosine, X)}
     made = to_backend(
         MethodProgramsPartitionerSpec(programs, {"a": partitioner_for_all(*FIRST)})
@@ -305,8 +289,7 @@ def test_a_method_without_a_partitioner_stays_as_it_is():
     assert isinstance(caught.value, InputError)
 
 
-def test_weights_shared_between_methods():
-    """Weights of two methods of one model are one tensor in all their delegates."""
+def test_methods_share_weights_in_all_delegates():
     layer = nn.Linear(3, 3)
     programs = {
         "a": export(lambda s, x: s.layer(x), X, layer=layer),
@@ -324,7 +307,7 @@ def test_weights_shared_between_methods():
 
 
 def backend_with_results(change):
-    """A backend whose joint results went through ``change``."""
+    """Return a backend whose joint results went through ``change``."""
 
     class BrokenBackend(Joint):
         seen: ClassVar[list] = []
@@ -357,10 +340,7 @@ def backend_with_results(change):
     ],
     ids=["too_few", "too_many", "method_missing", "method_unknown", "nothing"],
 )
-def test_defect_results_that_do_not_match(change, given):
-    """preprocess_multimethod: wrong methods or counts are named, before anything is
-    rebuilt.
-    """
+def test_missing_or_additional_results_are_refused(change, given):
     places = Placed(
         {
             aten.sin.default: ("BrokenBackend", []),
@@ -381,8 +361,7 @@ def test_defect_results_that_do_not_match(change, given):
 
 
 @pytest.mark.parametrize("specs", [{}, {"a": []}, {"a": [[], []]}])
-def test_default_loop_checks_compile_specs(specs):
-    """preprocess_multimethod: the default asks for as many lists of specs as programs."""
+def test_each_program_needs_its_compile_specs(specs):
     with pytest.raises(
         ContractViolation,
         match="method 'a' has 1 partitions and . lists of compile specs",

@@ -1,5 +1,6 @@
-"""Rows ``named_data.*``: data by key beside the blob, gathered over partitions and
-methods; the store itself.
+"""Named data: bytes with a key that are stored next to the blobs.
+
+A row names the test of ExecuTorch that a test here repeats.
 """
 
 import delegraph
@@ -37,7 +38,7 @@ CODES = {
 
 
 class NamedBackend(BackendDetails):
-    """The blob is empty; every operator is named data, its code as many bytes."""
+    """Makes an empty blob. Each operator is an entry of named data."""
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
@@ -58,18 +59,16 @@ def named_data_partitioner():
     return partitioner_for(*CODES, backend="NamedBackend")
 
 
-def test_lowered_backend_module_has_output():
-    """named_data.test_lowered_backend_module_has_output"""
+def test_a_lowered_module_has_the_data_of_its_backend():
+    """Row: named_data.test_lowered_backend_module_has_output"""
     program = to_edge(export(lambda s, x: x + x, torch.randn(1, 2))).exported_program()
     store = to_backend("NamedBackend", program, []).named_data_store_output
     assert store.buffers == [bytes(1)]
     assert list(store.pte_data) == ["aten.add.Tensor"]
 
 
-def test_named_data_with_partitioner():
-    """named_data.test_named_data_with_partitioner: one store over the partitions, each
-    content once.
-    """
+def test_data_of_all_partitions_are_in_one_store():
+    """Row: named_data.test_named_data_with_partitioner"""
 
     def function(s, x):
         y = torch.cos(x + x)
@@ -88,10 +87,8 @@ def test_named_data_with_partitioner():
     assert store.buffers == [bytes(1), bytes(0), bytes(2)]
 
 
-def test_named_data_with_control_flow():
-    """named_data.test_named_data_with_control_flow: over the branches of a conditional
-    too.
-    """
+def test_data_of_branches_are_in_the_store():
+    """Row: named_data.test_named_data_with_control_flow"""
 
     def function(s, x, y):
         z = x / y
@@ -110,8 +107,7 @@ def test_named_data_with_control_flow():
     assert len(edge.named_data.buffers) == 4
 
 
-def test_named_data_over_methods():
-    """Merged over partitions and methods."""
+def test_data_of_all_methods_are_in_one_store():
     x = torch.randn(1, 2)
     programs = {
         "a": export(lambda s, x: x + x, x),
@@ -126,8 +122,7 @@ def test_named_data_over_methods():
     assert edge.named_data.buffers == []
 
 
-def test_two_delegates_with_different_data_under_one_key(monkeypatch):
-    """NamedDataStore: a clash between delegates is an error that names the key."""
+def test_two_delegates_may_not_give_one_key_different_data(monkeypatch):
     x = torch.randn(1, 2)
     first = (
         to_edge(export(lambda s, x: x + x, x))
@@ -157,8 +152,8 @@ def fill_store(*entries):
     return store, store.get_named_data_store_output()
 
 
-def test_keys_share_a_buffer():
-    """NamedDataStore: two keys of equal content; equal beginnings are not enough."""
+def test_keys_with_equal_content_share_a_buffer():
+    """The long entry ``c`` differs only in its last byte."""
     long = bytes(100)
     _, out = fill_store(
         {"key": "a", "data": long, "alignment": 4},
@@ -176,8 +171,7 @@ def test_keys_share_a_buffer():
     assert out.pte_data["b"].alignment == 1
 
 
-def test_tensors_have_a_layout():
-    """NamedDataStore: a tensor says its layout, and is stored in C order."""
+def test_tensors_are_stored_in_c_order_with_their_layout():
     value = torch.arange(6, dtype=torch.int16).reshape(2, 3).t()
     _, out = fill_store(
         {"key": "t", "data": value},
@@ -229,7 +223,6 @@ def test_tensors_have_a_layout():
     ],
 )
 def test_wrong_entries_are_refused_and_not_stored(entry, kind, text):
-    """NamedDataStore: ValueError or TypeError, and the store is as it was."""
     store, out = fill_store({"key": "a", "data": b"x"})
     with pytest.raises(kind, match=text) as caught:
         store.add_named_data(**entry)
@@ -240,10 +233,8 @@ def test_wrong_entries_are_refused_and_not_stored(entry, kind, text):
     assert not out.external_data
 
 
-def test_external_files_of_a_limited_size():
-    """NamedDataStore: shards are filled in the order of the keys; keys with one buffer
-    stay together.
-    """
+def test_external_files_are_filled_in_the_order_of_keys():
+    """Keys that share a buffer stay in one file. The order of adding does not matter."""
     entries = [
         {"key": k, "data": bytes([n]) * 4}
         for k, n in (("d", 1), ("b", 2), ("a", 1), ("c", 3))
@@ -264,8 +255,7 @@ def test_external_files_of_a_limited_size():
 
 
 @pytest.mark.parametrize(("limit", "prefix"), [(0, "w"), (-1, "w"), (8, ""), (3, "w")])
-def test_external_files_that_cannot_be(limit, prefix):
-    """NamedDataStore: nothing is moved if not all can be."""
+def test_nothing_moves_if_a_file_cannot_be_made(limit, prefix):
     _, out = fill_store({"key": "a", "data": b"12"}, {"key": "b", "data": b"1234"})
     with pytest.raises(NamedDataError):
         externalize_pte_data(out, limit, prefix)
@@ -273,10 +263,8 @@ def test_external_files_that_cannot_be(limit, prefix):
     assert not out.external_data
 
 
-def test_defect_alignment_of_a_key_added_again():
-    """NamedDataStore: the alignment is the least common multiple, as ExecuTorch's
-    documentation says.
-    """
+def test_alignment_of_a_repeated_key_is_the_least_common_multiple():
+    """ExecuTorch documents this rule."""
     store, out = fill_store(
         {"key": "a", "data": b"x", "alignment": 4},
         {"key": "a", "data": b"x", "alignment": 6},
@@ -288,10 +276,8 @@ def test_defect_alignment_of_a_key_added_again():
 
 
 @pytest.mark.parametrize(("first", "second"), [(None, "f"), ("f", None), ("f", "g")])
-def test_defect_key_moved_to_another_file(first, second):
-    """NamedDataStore: not kept where it was in silence, and no empty table is left
-    behind.
-    """
+def test_a_key_cannot_move_to_another_file(first, second):
+    """ExecuTorch keeps the key in its first file without an error."""
     store, out = fill_store({"key": "a", "data": b"x", "external_tag": first})
     with pytest.raises(NamedDataError, match="'a' is in (the program file|f) already"):
         store.add_named_data("a", b"x", external_tag=second)

@@ -1,5 +1,6 @@
-"""Row ``nested.test``: a backend whose preprocess hands parts of its program to another
-backend.
+"""The ``preprocess`` of a backend may give parts of its program to another backend.
+
+A row names the test of ExecuTorch that a test here repeats.
 """
 
 import pytest
@@ -49,8 +50,9 @@ def name(target):
 
 
 def describe_calls(module):
-    """The calls of a graph; a conditional with its branches in parentheses, a delegate
-    as its blob.
+    """Return the names of a graph's calls.
+
+    A conditional has its branches in brackets, and a delegate is shown as its blob.
     """
     found = []
     for node in module.graph.nodes:
@@ -86,9 +88,7 @@ class Conditions(nn.Module):
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize("inner", [False, True])
 def test_second_backend_compiles_parts_of_nested_branches(outer, inner):
-    """nested.test: the first takes the conditional with its branches, which the second
-    then gets parts of.
-    """
+    """Row: nested.test"""
     inputs = (
         torch.ones(2, 2),
         torch.tensor(outer),
@@ -114,7 +114,9 @@ def test_second_backend_compiles_parts_of_nested_branches(outer, inner):
 
 
 class ComposingBackend(BackendDetails):
-    """Gives another compiler what that can do, and holds its blobs in its own."""
+    """Gives another compiler the operators that it supports, and stores its blobs in
+    the own blob.
+    """
 
     operators = None
 
@@ -127,11 +129,7 @@ class ComposingBackend(BackendDetails):
 
 
 def test_outer_runtime_loads_the_inner_blob():
-    """nested.test: the runtime of the outer backend loads the inner one's blob; the
-    outer's program stays as it was.
-
-    nested.test_composition_runs
-    """
+    """The program of the outer delegate does not change while it is compiled."""
     a = torch.randn(2, 2)
     b = torch.randn(2, 2)
     source = export(

@@ -1,5 +1,8 @@
-"""Rows ``partitioner.*`` and the partitioner's interfaces of the feature table; defects
-of tags and partitions.
+"""Tests of the ``Partitioner`` interface: tags, constants, buffers and wrong
+partitioners.
+
+A row names the test of ExecuTorch that a test here repeats. Tests under "defects" show
+that a defect of ExecuTorch is absent.
 """
 
 import gc
@@ -56,8 +59,8 @@ def installed():
 
 
 class Tagged(Partitioner):
-    """Tags calls: ``tag_of(node)`` is a tag or None; then runs the functions that tag
-    data.
+    """Tags the calls for which ``tag_of(node)`` is a tag. Then runs each of
+    ``tag_data`` on the program.
     """
 
     def __init__(self, tag_of, *tag_data, spec=()):
@@ -87,7 +90,7 @@ def tag_everything(node):
 
 
 def tag_placeholders(*names, tag="tag0", **meta):
-    """Tags placeholders by name without looking, as a careless partitioner does."""
+    """Return a function that tags placeholders by name, without looking at their users."""
 
     def tag_data(program):
         for node in program.graph.nodes:
@@ -98,7 +101,7 @@ def tag_placeholders(*names, tag="tag0", **meta):
 
 
 def only_delegate(program):
-    """The one call of a delegate, and its module."""
+    """Return the only call of a delegate, and its module."""
     [lowered] = get_delegates(program.graph)
     [call] = lowered.users
     return call, getattr(program.graph_module, lowered.target)
@@ -116,7 +119,7 @@ def find_placeholder(program, name):
 
 
 def test_settings_become_compile_specs_and_are_read_only():
-    """partitioner.test_partitioner_with_spec"""
+    """Row: partitioner.test_partitioner_with_spec"""
 
     partitioner = Tagged(tag_everything, spec={"path": b"/a/b/c/d"})
     edge = to_edge(
@@ -131,7 +134,9 @@ def test_settings_become_compile_specs_and_are_read_only():
         partitioner.spec = {}
 
 
-def test_bad_partitioner_tagged_output():
+def test_a_tagged_output_is_refused():
+    """Row: partitioner.test_bad_partitioner_tagged_output"""
+
     def tag_output(program):
         program.graph.output_node().meta["delegation_tag"] = "tag0"
 
@@ -141,7 +146,8 @@ def test_bad_partitioner_tagged_output():
         )
 
 
-def test_bad_partitioner_tagged_model_input():
+def test_a_tagged_model_input_is_refused():
+    """Row: partitioner.test_bad_partitioner_tagged_model_input"""
     text = (
         "placeholder node for non-params, non-buffer, and non-tensor constants should"
         " not be tagged: inputs_0"
@@ -195,7 +201,7 @@ def lower_with_constant(*tag_data):
 
 
 def test_untagged_constants_stay_outside_of_the_delegate():
-    """partitioner.test_partitioner_not_tag_data"""
+    """Row: partitioner.test_partitioner_not_tag_data"""
 
     program, arguments, child = lower_with_constant()
     assert count_tensors(program) == (2, 1)
@@ -204,7 +210,7 @@ def test_untagged_constants_stay_outside_of_the_delegate():
 
 
 def test_tagged_constants_move_into_the_delegate():
-    """partitioner.test_partitioner_tag_data"""
+    """Row: partitioner.test_partitioner_tag_data"""
 
     program, arguments, child = lower_with_constant(tag_placeholders(*CONST))
     assert count_tensors(program) == (0, 0)
@@ -212,7 +218,8 @@ def test_tagged_constants_move_into_the_delegate():
     assert arguments == 2
 
 
-def test_partitioner_tag_only_params():
+def test_only_the_tagged_parameter_moves_into_the_delegate():
+    """Row: partitioner.test_partitioner_tag_only_params"""
     program, arguments, child = lower_with_constant(tag_placeholders("p_const3"))
     assert count_tensors(program) == (2, 0)
     assert count_tensors(child) == (0, 1)
@@ -223,7 +230,8 @@ def split_users(s, x):
     return x + s.const, x - s.const
 
 
-def test_partitioner_splits_constant_data():
+def test_a_constant_may_be_in_delegate_and_parent():
+    """Row: partitioner.test_partitioner_splits_constant_data"""
     x = torch.ones(2, 2)
     const = torch.full((2, 2), 3.0)
     edge = to_edge(export(split_users, x, const=const)).to_backend(
@@ -238,7 +246,8 @@ def test_partitioner_splits_constant_data():
     assert_close(run_on_host(edge.exported_program(), x), (x + const, x - const))
 
 
-def test_partitioner_alert_split_constant_data():
+def test_no_copy_refuses_a_user_outside_of_the_delegate():
+    """Row: partitioner.test_partitioner_alert_split_constant_data"""
     partitioner = Tagged(tag_additions, tag_placeholders("b_const", no_copy=True))
     text = "constant b_const is tagged with tag0 but has user sub which has tag None"
     with pytest.raises(RuntimeError, match=text):
@@ -253,7 +262,8 @@ def reads_then_writes(s, x):
     return y
 
 
-def test_not_delegate_mutable_buffers():
+def test_untagged_buffers_are_written_by_the_parent():
+    """Row: partitioner.test_not_delegate_mutable_buffers"""
     edge = to_edge(export(reads_then_writes, torch.zeros(1), state=torch.zeros(1)))
     assert edge.exported_program().graph_signature.buffers_to_mutate == {
         "add_1": "state"
@@ -278,8 +288,9 @@ def overwrites(s, x):
 
 @pytest.fixture
 def indirect():
-    """A program whose write is no user of the buffer's placeholder, with every call
-    tagged.
+    """Return a tagged program that writes a buffer through a view.
+
+    The write is no direct user of the buffer's placeholder.
     """
     program = to_edge(
         export(overwrites, torch.ones(1), state=torch.zeros(1))
@@ -288,13 +299,14 @@ def indirect():
     return program
 
 
-def test_tag_constant_data_detects_indirect_buffer_mutation(indirect):
+def test_tag_constant_data_skips_buffers_written_through_views(indirect):
+    """Row: partitioner.test_tag_constant_data_detects_indirect_buffer_mutation"""
     tag_constant_data(indirect)
     assert "delegation_tag" not in find_placeholder(indirect, "b_state").meta
 
 
-def test_tag_mutated_buffer_detects_indirect_buffer_mutation(indirect):
-    """Row test_tag_mutated_buffer_... (1.5.1)."""
+def test_tag_mutated_buffer_finds_writes_through_views(indirect):
+    """Row: partitioner.test_tag_mutated_buffer_detects_indirect_buffer_mutation"""
     assert [u.name for u in find_placeholder(indirect, "b_state").users] == [
         "add",
         "view",
@@ -327,7 +339,7 @@ def accumulates(s, x):
 
 
 def test_delegate_keeps_the_buffer_that_it_writes():
-    """partitioner.test_buffer_mutation1"""
+    """Row: partitioner.test_buffer_mutation1"""
 
     x = torch.ones(3, 3)
     edge = to_edge(export(accumulates, x, b=torch.ones(3, 3)))
@@ -341,7 +353,9 @@ def test_delegate_keeps_the_buffer_that_it_writes():
     )
 
 
-def test_buffer_mutation_llama_repro():
+def test_a_delegate_keeps_a_cache_of_keys():
+    """Row: partitioner.test_buffer_mutation_llama_repro"""
+
     def attend(s, q, k_val, input_pos):
         return torch.ops.aten.index_put_(s.cache, [input_pos, None], k_val).mm(
             q.transpose(0, 1)
@@ -358,9 +372,9 @@ def test_buffer_mutation_llama_repro():
 
 
 def test_written_buffer_may_also_be_returned():
-    """An AssertionError there: a written value that is also returned. It is both here.
+    """ExecuTorch raises an ``AssertionError``.
 
-    partitioner.test_buffer_mutation_unsupported
+    Row: partitioner.test_buffer_mutation_unsupported
     """
     x = torch.randn(2, 3)
     edge = to_edge(export(lambda s, x: s.state.add_(x), x, state=torch.zeros(2, 3)))
@@ -375,9 +389,6 @@ def test_written_buffer_may_also_be_returned():
 
 
 def test_partitioner_is_abstract_and_called_like_a_function():
-    """Row ``Partitioner``: abstract, called like a function, without settings unless it
-    is given some.
-    """
     assert Tagged(tag_additions).spec == {}
     program = export(lambda s, x: x + 1, torch.ones(2))
     assert Tagged(tag_additions)(program).partition_tags == {
@@ -392,10 +403,6 @@ def test_partitioner_is_abstract_and_called_like_a_function():
 
 
 def test_partition_result_needs_tags_and_the_given_program():
-    """Row ``PartitionResult``: it needs ``partition_tags``; another program than the
-    one that was given is refused.
-    """
-
     class Returning(Partitioner):
         def __init__(self, made):
             super().__init__()
@@ -416,7 +423,6 @@ def test_partition_result_needs_tags_and_the_given_program():
 
 
 def test_delegation_spec_keeps_compile_specs_in_order():
-    """Row ``DelegationSpec``: backend id and compile specs, in order, duplicates kept."""
     twice = [CompileSpec("k", b"1"), CompileSpec("k", b"2")]
     spec = DelegationSpec(BACKEND, twice)
     assert spec.backend_id == BACKEND
@@ -440,8 +446,8 @@ def targets_after_lowering(*keepers):
 
 
 class Keeps(Tagged):
-    """Asks for operators whole, where ``wanted`` says so, and takes those that
-    ``taken`` says.
+    """Asks to keep ``operators`` whole where ``wanted`` returns True. Delegates those
+    that ``taken`` accepts.
     """
 
     def __init__(self, operators, wanted=None, taken=lambda node: True):
@@ -458,10 +464,7 @@ class Keeps(Tagged):
         return list(self.operators), self.wanted
 
 
-def test_ops_to_not_decompose():
-    """Row ``ops_to_not_decompose``: a listed operator survives unless the filter says
-    False for that call.
-    """
+def test_listed_operators_stay_whole_where_the_filter_agrees():
     assert (
         len(get_delegates(targets_after_lowering(Keeps([aten.linear.default])).graph))
         == 2
@@ -473,10 +476,7 @@ def test_ops_to_not_decompose():
     assert aten.linear.default not in call_targets(program)
 
 
-def test_unsharable_constant_is_refused_only_where_shared():
-    """Row ``no_copy``: a constant that may not be shared is an error only where it is
-    shared.
-    """
+def test_no_copy_accepts_users_in_one_partition():
     mark = tag_placeholders("b_const", no_copy=True)
     program = export(
         lambda s, x: (x + s.const) + s.const, torch.ones(2, 2), const=torch.ones(2, 2)
@@ -486,9 +486,6 @@ def test_unsharable_constant_is_refused_only_where_shared():
 
 
 def test_constants_get_the_tags_of_their_users():
-    """Row ``tag_constant_data``: what no delegated call uses stays untagged; the rest
-    gets the tags of its users.
-    """
     program = export(
         lambda s, x: (x + s.used) - s.host,
         torch.ones(2),
@@ -500,10 +497,8 @@ def test_constants_get_the_tags_of_their_users():
     assert "delegation_tag" not in find_placeholder(program, "b_host").meta
 
 
-def test_written_buffers_are_tagged_with_all_their_uses():
-    """Row ``tag_mutated_buffer``: only written buffers, only where the partition has
-    all readers and the last write.
-    """
+def test_buffers_are_tagged_where_all_uses_are_tagged():
+    """The partition must have all readers and the last write."""
 
     def reads_first(s, x):
         return s.b * 2, accumulates(s, x)
@@ -534,9 +529,7 @@ def test_written_buffers_are_tagged_with_all_their_uses():
 
 
 def test_validation_cannot_be_turned_off():
-    """Rows ``disable_validation``, ``validation_disabled``: the check is linear, so
-    nothing turns it off.
-    """
+    """ExecuTorch has ``disable_validation``. Here the check takes linear time."""
     parameters = inspect.signature(to_backend).parameters
     assert not [
         p for p in (*parameters, *dir(delegraph_executorch.edge)) if "valid" in p
@@ -584,9 +577,6 @@ def export_model():
     ),
 )
 def test_additional_checks_keep_calls_on_the_host(check, kept):
-    """Row ``operator_support``: DontPartition, DontPartitionName, DontPartitionModule;
-    exact or by part of the name.
-    """
     program = export_model()
     result = CapabilityPartitioner(
         lambda node: None, BACKEND, additional_checks=[check]
@@ -597,10 +587,7 @@ def test_additional_checks_keep_calls_on_the_host(check, kept):
     )
 
 
-def test_additional_checks_of_an_installed_backend():
-    """Row ``operator_support``: a user keeps something on the host without touching the
-    backend.
-    """
+def test_installed_backends_accept_additional_checks():
     x = torch.ones(2, 3)
     partitioner = delegraph.get_partitioner("compiler-demo")
     partitioner.additional_checks = (DontPartitionName("linear_1"),)
@@ -613,10 +600,6 @@ def test_additional_checks_of_an_installed_backend():
 
 
 def test_each_refusal_is_reported_once_and_not_logged(caplog):
-    """Rows ``WhyNoPartition``, ``WhyNoPartitionReporter``: every reason, once a node,
-    with its line; none in a log.
-    """
-
     def why_not(node):
         return "it has no multiplier" if node.target is aten.mul.Tensor else None
 
@@ -639,7 +622,7 @@ def test_each_refusal_is_reported_once_and_not_logged(caplog):
     ]
 
 
-# --- defects --------------------------------------------------------------------------
+# --- defects of ExecuTorch that are absent ---------------------------------------------
 
 
 def rewriting(change):
@@ -665,18 +648,16 @@ def add_a_call(node):
     ],
     ids=["literal", "literal_type", "target", "keyword", "added"],
 )
-def test_defect_partitioner_rewrites_the_graph(change):
-    """There, a partitioner that rewrote clamp(0, 1) to clamp(.5, .75) passed, and
-    changed results.
-    """
+def test_partitioners_that_change_the_graph_are_refused(change):
+    """In ExecuTorch, clamp(0, 1) can become clamp(.5, .75), which changes results."""
     program = export(lambda s, x: x.clamp(0, 1), torch.ones(2))
     with pytest.raises(ContractViolation, match="changed the graph"):
         to_backend(program, Tagged(tag_everything, rewriting(change)))
 
 
-def test_defect_rejected_nodes_are_shared():
-    """There, one class-level list has the rejected nodes of all instances and all
-    programs; a check keeps none.
+def test_each_check_has_its_own_refusals():
+    """ExecuTorch stores the nodes of all instances and programs in one list of the
+    class.
     """
     checks = [DontPartition(aten.relu.default), DontPartition(aten.mul.Tensor)]
     program = export_model()
@@ -696,9 +677,9 @@ def test_defect_rejected_nodes_are_shared():
     assert kept() is None
 
 
-def test_defect_tag_constant_data_takes_the_smallest_string():
-    """There, a constant of tag9 and tag10 gets "tag10", the smaller string, and a copy
-    a user. Here each gets it.
+def test_each_partition_of_a_constant_shares_it():
+    """ExecuTorch tags the constant with "tag10", the smaller string, and copies it for
+    tag9.
     """
     by_name = {"add": "tag9", "add_1": "tag10"}
     tagging = Tagged(lambda n: by_name.get(n.name), tag_constant_data)
@@ -713,10 +694,8 @@ def test_defect_tag_constant_data_takes_the_smallest_string():
     assert_close(run_on_host(lowered, x), torch.sin(x + w) + w)
 
 
-def test_defect_copies_of_a_constant_for_each_user():
-    """There, a constant with four users inside and one outside gets four deep copies,
-    which stay in the owner.
-    """
+def test_users_of_a_constant_share_one_tensor():
+    """ExecuTorch makes a deep copy for each of the four users in the delegate."""
 
     def uses(s, x):
         return x + s.w + s.w + (s.w + s.w), x - s.w
@@ -737,10 +716,8 @@ def test_defect_copies_of_a_constant_for_each_user():
     assert_close(run_on_host(lowered, x), make_module(uses, w=w)(x))
 
 
-def test_defect_constant_inside_a_list():
-    """There, a user that takes a shared constant in a list is not rewritten:
-    RuntimeError (still in 1.5.1).
-    """
+def test_a_shared_constant_may_be_in_a_list():
+    """ExecuTorch raises a ``RuntimeError``."""
 
     def joins(s, x):
         return torch.cat([s.w, x]) + 1, x - s.w
@@ -762,10 +739,8 @@ def splits(s, x):
     return left + right
 
 
-def test_defect_several_results_are_tagged_without_their_unpacking():
-    """There, a call that returns a tuple, tagged alone, makes a program that fails with
-    IndexError when it runs.
-    """
+def test_a_tagged_call_may_return_several_results():
+    """In ExecuTorch, the program fails with an ``IndexError`` when it runs."""
     x = torch.arange(4.0)
     lowered = to_backend(
         export(splits, x), Tagged(lambda n: "tag0" if "split" in n.name else None)
@@ -776,8 +751,8 @@ def test_defect_several_results_are_tagged_without_their_unpacking():
     assert_close(run_on_host(lowered, x), x[:2] + x[2:])
 
 
-def test_defect_unpacking_is_tagged_without_its_call():
-    """There, a delegate gets a tuple as an argument, silently."""
+def test_a_getitem_without_its_call_is_refused():
+    """In ExecuTorch, the delegate gets a tuple as an argument."""
     getitems = Tagged(lambda n: "tag0" if n.name.startswith("getitem") else None)
     with pytest.raises(
         ContractViolation,
@@ -790,16 +765,16 @@ def around_the_host(s, x):
     return torch.sin(x + 1) + x
 
 
-def test_defect_cycles_without_names():
-    """There: "Invalid partition, found dependency cycles", and no name."""
+def test_an_error_names_the_cycle_of_a_partition():
+    """ExecuTorch reports "Invalid partition, found dependency cycles", without a name."""
     text = "partitions depend on themselves: partition tag0 -> sin -> partition tag0"
     with pytest.raises(ContractViolation, match=text) as error:
         to_backend(export(around_the_host, torch.ones(2)), Tagged(tag_additions))
     assert "or split the partition" in str(error.value)
 
 
-def test_defect_cycle_of_two_partitions():
-    """Each of two tags alone is convex, and each needs a result of the other."""
+def test_an_error_names_the_cycle_of_two_partitions():
+    """Each partition alone has no cycle, but each needs a result of the other."""
 
     def crossing(s, x, y):
         a = x + 1
@@ -814,10 +789,8 @@ def test_defect_cycle_of_two_partitions():
         to_backend(export(crossing, torch.ones(2), torch.ones(2)), tagging)
 
 
-def test_defect_order_of_tags_decides():
-    """There, delegates are made in the order of ``partition_tags``, and constants go by
-    it. Here, by the graph.
-    """
+def test_the_order_of_tags_does_not_change_the_program():
+    """ExecuTorch makes delegates in the order of ``partition_tags``."""
 
     class Reversed(Tagged):
         def partition(self, exported_program):
@@ -844,8 +817,8 @@ def test_defect_order_of_tags_decides():
     assert blobs[0] == blobs[1]
 
 
-def test_defect_unknown_tags_are_ignored():
-    """There, a tag that ``partition_tags`` does not name is not delegated, silently."""
+def test_tags_without_a_specification_are_refused():
+    """ExecuTorch does not delegate the call, and reports no error."""
 
     class Forgetful(Tagged):
         def partition(self, exported_program):
@@ -858,12 +831,8 @@ def test_defect_unknown_tags_are_ignored():
         to_backend(export(lambda s, x: x + 1, torch.ones(2)), Forgetful(tag_additions))
 
 
-def test_kept_operator_without_a_backend_stays_whole():
-    """There: RuntimeError "Node ... was not decomposed or delegated". Here the host
-    gets its decomposition.
-
-    partitioner.test_defect_kept_operator_that_nobody_takes
-    """
+def test_kept_operators_without_a_backend_are_decomposed():
+    """ExecuTorch raises ``RuntimeError``: "Node ... was not decomposed or delegated"."""
     nobody = Keeps([aten.linear.default], taken=lambda node: False)
     program = targets_after_lowering(nobody)
     assert get_delegates(program.graph) == []
@@ -871,8 +840,8 @@ def test_kept_operator_without_a_backend_stays_whole():
     assert aten.linear.default not in call_targets(program)
 
 
-def test_defect_second_partitioner_finds_pieces():
-    """There, the second partitioner's operators were decomposed for the first one."""
+def test_the_second_partitioner_gets_whole_operators():
+    """ExecuTorch decomposes the operators of the second partitioner for the first one."""
     first = Keeps([aten.silu.default])
     second = Keeps([aten.linear.default])
     program = targets_after_lowering(first, second)
@@ -885,10 +854,8 @@ def test_defect_second_partitioner_finds_pieces():
     ]
 
 
-def test_defect_delegates_of_another_partitioner_are_tagged():
-    """There, a later partitioner may take a delegate's call apart. Here it is opaque
-    unless it is asked for.
-    """
+def test_a_later_partitioner_does_not_open_delegates():
+    """In ExecuTorch, a later partitioner may tag the call of an earlier delegate."""
     program = export(lambda s, x: torch.sin(x + 1) * 2, torch.ones(2))
     first = to_backend(
         program,
@@ -903,8 +870,8 @@ def test_defect_delegates_of_another_partitioner_are_tagged():
     assert call_targets(second) == [CALL, CALL]
 
 
-def test_defect_symbolic_sizes_are_called_tensors():
-    """There, a SymInt that enters a delegate has a TensorArgument."""
+def test_a_symbolic_size_is_a_number_for_the_delegate():
+    """In ExecuTorch, a ``SymInt`` that enters a delegate has a ``TensorArgument``."""
 
     def grows(s, x):
         n = x.size(0)
@@ -937,10 +904,7 @@ class Chain(nn.Module):
 
 
 def test_partitioning_a_chain_takes_linear_time():
-    """There, partitions of a chain with every tenth call refused take n^2.8 steps.
-
-    partitioner.test_defect_quadratic_time
-    """
+    """ExecuTorch takes n^2.8 steps if every tenth call is refused."""
     partitioner = CapabilityPartitioner(
         lambda n: None if n.target is aten.sin.default else "sin only", BACKEND
     )
@@ -950,8 +914,8 @@ def test_partitioning_a_chain_takes_linear_time():
     assert large < 4.4 * small
 
 
-def test_defect_constants_are_copied_for_isolation():
-    """There, each preprocess gets a deep copy, weights included."""
+def test_backends_get_weights_without_a_copy():
+    """ExecuTorch gives each ``preprocess`` a deep copy of the weights."""
     seen = []
 
     class Looking(BackendDetails):

@@ -1,5 +1,6 @@
-"""Rows ``passes.*``: a constant with several users. No pass makes copies of it; every
-delegate names the one tensor.
+"""Delegates that use one constant share its memory: no pass copies it.
+
+A row names the test of ExecuTorch that a test here repeats.
 """
 
 import pytest
@@ -27,7 +28,7 @@ def installed():
 
 
 class Each(Partitioner):
-    """A partition for every call of one of these operators, with its constants."""
+    """Make a partition of every call of one of these operators, with its constants."""
 
     def __init__(self, *operators):
         super().__init__()
@@ -44,15 +45,13 @@ class Each(Partitioner):
 
 
 def buffers(program):
-    """Placeholder and target of each buffer."""
+    """Return the name of the placeholder and the target of each buffer."""
     listed = program.graph_signature.input_specs
     return [(s.arg.name, s.target) for s in listed if s.kind is InputKind.BUFFER]
 
 
-def test_duplicate_constant_node_pass():
-    """One placeholder a delegate, the target's own name, the same memory; the owner has
-    none left.
-    """
+def test_two_delegates_share_the_memory_of_a_constant():
+    """Row: passes.test_duplicate_constant_node_pass"""
     x = torch.ones(2, 2)
     const = torch.full((2, 2), 3.0)
     given = export(lambda s, x: (x + s.const, x - s.const), x, const=const)
@@ -68,8 +67,8 @@ def test_duplicate_constant_node_pass():
     assert_close(run_on_host(lowered, x), (x + const, x - const))
 
 
-def test_duplicate_constant_node_with_kwargs_users():
-    """One of the users takes the constant as a keyword argument."""
+def test_a_constant_may_be_a_keyword_argument():
+    """Row: passes.test_duplicate_constant_node_with_kwargs_users"""
     x = torch.randn(3)
     const = torch.tensor([1.0, 2.0, 3.0])
     given = export(lambda s, x: (x + s.const, x * s.const), x, const=const)
@@ -81,9 +80,9 @@ def test_duplicate_constant_node_with_kwargs_users():
     assert_close(run_on_host(lowered, x), (x + const, x * const))
 
 
-def test_duplicate_dequant_node_pass():
-    """Row ``DuplicateDequantNodePass``: what is computed from constants alone goes into
-    each partition that uses it.
+def test_each_delegate_computes_a_shared_constant_itself():
+    """This is ExecuTorch's ``DuplicateDequantNodePass``: both partitions contain
+    ``mul``, which only reads a constant.
     """
     x = torch.randn(2, 3)
     weight = torch.randn(3)

@@ -1,7 +1,7 @@
-"""Rows ``program.*``: to_edge, to_edge_transform_and_lower and the EdgeProgramManager.
+"""Tests of ``to_edge``, ``to_edge_transform_and_lower`` and ``EdgeProgramManager``.
 
-The file's half of these rows is the ExecutorchProgramManager: its plans, memory
-planning, constant methods and saving.
+A row names the test of ExecuTorch that a test here repeats. Checks of program files are
+left out.
 """
 
 import pytest
@@ -65,8 +65,8 @@ class AddToMul(PassBase):
 
 
 class Keeps(Partitioner):
-    """Keeps ``operators`` whole, where ``wanted`` says so, and makes each of them a
-    partition of its own.
+    """Keeps ``operators`` whole where ``wanted`` returns True. Each is a partition of
+    its own.
     """
 
     def __init__(self, *operators, wanted=None):
@@ -138,12 +138,10 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("case", SOURCES)
-def test_to_edge_transform_and_lower(case):
-    """program.test_to_edge_transform_and_lower: as many delegates as operators were
-    kept, on six models.
+def test_each_kept_operator_is_one_delegate(case):
+    """torch decomposes an LSTM of ten steps into eleven linear layers.
 
-    Those inside of a composite too: torch's own decomposition of an LSTM over ten steps
-    has eleven linear layers.
+    Row: program.test_to_edge_transform_and_lower
     """
     make, inputs, operators, count = SOURCES[case]
     source = make()
@@ -162,10 +160,8 @@ def test_to_edge_transform_and_lower(case):
     )
 
 
-def test_to_edge_transform_and_lower_with_exception():
-    """program.test_to_edge_transform_and_lower_with_exception: the filter refuses the
-    one without a bias.
-    """
+def test_a_filter_selects_the_operators_that_stay_whole():
+    """Row: program.test_to_edge_transform_and_lower_with_exception"""
     torch.manual_seed(0)
     layers = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3, bias=False)}
     source = export(lambda s, x: (s.a(x), s.b(x)), torch.randn(2, 4), **layers)
@@ -192,9 +188,6 @@ def test_to_edge_transform_and_lower_with_exception():
 # that one is core ATen as it is
 @pytest.mark.parametrize("case", [case for case in SOURCES if case != "upsample"])
 def test_operators_that_a_filter_refuses_are_decomposed(case):
-    """program.test_to_edge_transform_and_lower (filter False): the operator is
-    decomposed, and nothing delegated.
-    """
     make, inputs, operators, _ = SOURCES[case]
     source = make()
     refusing = Keeps(*operators, wanted=lambda node: False)
@@ -209,8 +202,8 @@ def test_operators_that_a_filter_refuses_are_decomposed(case):
     )
 
 
-def test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner():
-    """program.test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner"""
+def test_preserve_ops_needs_no_partitioner():
+    """Row: program.test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner"""
     config = EdgeCompileConfig(preserve_ops=[LINEAR])
     found = call_targets(
         to_edge_transform_and_lower(
@@ -242,8 +235,8 @@ def test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner():
         ),
     ],
 )
-def test_to_edge_with_preserved_ops(make, kept, found):
-    """program.test_to_edge_with_single_preserved_op,
+def test_to_edge_keeps_the_preserved_operators_whole(make, kept, found):
+    """Rows: program.test_to_edge_with_single_preserved_op,
     program.test_to_edge_with_partial_ops_preserved,
     program.test_to_edge_with_multiple_ops_preserved,
     program.test_to_edge_with_preserved_ops_not_in_model
@@ -255,7 +248,7 @@ def test_to_edge_with_preserved_ops(make, kept, found):
 
 
 def test_number_in_an_operation_is_no_constant():
-    """program.test_no_getattr: a number in an operation is no constant of the program."""
+    """Row: program.test_no_getattr"""
     program = to_edge(export(lambda s, x: x * 3.14, torch.ones(1))).exported_program()
     assert [node.op for node in program.graph.nodes] == [
         "placeholder",
@@ -266,8 +259,9 @@ def test_number_in_an_operation_is_no_constant():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_edge_program_may_have_a_loop():
-    """program.test_while: an edge program may loop. The file's half: loops are refused
-    there, with an InternalError.
+    """ExecuTorch refuses loops with an ``InternalError``.
+
+    Row: program.test_while
     """
 
     def loop(s, count, x):
@@ -289,10 +283,8 @@ def test_edge_program_may_have_a_loop():
     )
 
 
-def test_constraint_present_after_dce():
-    """program.test_constraint_present_after_dce: what the user checked about a number
-    from a tensor holds.
-    """
+def test_checks_of_a_number_read_from_a_tensor_stay():
+    """Row: program.test_constraint_present_after_dce"""
 
     def function(s, x, y):
         z = y.item()
@@ -307,10 +299,8 @@ def test_constraint_present_after_dce():
     assert_close(program.module(check_guards=False)(*inputs), inputs[0][3:4])
 
 
-def test_data_dependent():
-    """program.test_data_dependent: sizes that only the data tell, from an operator of
-    the user's.
-    """
+def test_a_custom_operator_may_return_data_dependent_sizes():
+    """Row: program.test_data_dependent"""
     with torch.library._scoped_library("delegraph_rows", "FRAGMENT") as library:
         tag = torch.Tag.pt2_compliant_tag
         torch.library.define(
@@ -343,7 +333,7 @@ def test_data_dependent():
 
 
 def test_product_of_dynamic_shapes_is_valid():
-    """program.test_issue_3659: a product of dynamic shapes is valid in edge form."""
+    """Row: program.test_issue_3659"""
     rows = torch.export.Dim("rows", min=2, max=100)
     columns = torch.export.Dim("columns", min=2, max=100)
     model = backends.make_module(lambda s, x, y: torch.matmul(x, y))
@@ -359,8 +349,8 @@ def test_product_of_dynamic_shapes_is_valid():
     }
 
 
-def test_edge_dialect_custom_op():
-    """program.test_edge_dialect_custom_op: an operator of the user's is no error."""
+def test_an_edge_program_may_call_custom_operators():
+    """Row: program.test_edge_dialect_custom_op"""
     with torch.library._scoped_library("delegraph_rows", "FRAGMENT") as library:
         torch.library.define(
             "delegraph_rows::twice", "(Tensor a) -> Tensor", lib=library
@@ -380,12 +370,10 @@ def test_edge_dialect_custom_op():
         )
 
 
-def test_edge_dialect_non_core_aten_ops():
-    """program.test_edge_dialect_non_core_aten_ops: an operator without decomposition
-    stays what it is.
+def test_an_operator_without_decomposition_stays_whole():
+    """ExecuTorch refuses it, because its kernels are for core ATen.
 
-    There it is an error, unless the configuration lists it: the program file's kernels
-    are core ATen.
+    Row: program.test_edge_dialect_non_core_aten_ops
     """
     source = export(lambda s, x: torch.linalg.matrix_rank(x), torch.eye(3))
     program = to_edge(source).exported_program()
@@ -396,9 +384,9 @@ def test_edge_dialect_non_core_aten_ops():
 # --- EdgeProgramManager ---------------------------------------------------------------
 
 
-def test_edge_manager_basic_api():
-    """program.test_edge_manager_basic_api; program.test_executorch_manager_basic_api is
-    the file's.
+def test_a_manager_lists_its_methods_and_programs():
+    """Rows: program.test_edge_manager_basic_api,
+    program.test_executorch_manager_basic_api
     """
     edge = edge_with_two_methods()
     assert edge.methods == {"forward", "foo"}
@@ -410,9 +398,7 @@ def test_edge_manager_basic_api():
 
 
 def test_every_call_has_a_type_and_a_handle():
-    """program.test_edge_manager_dialect: there is one dialect here; every call has a
-    type and a debug handle.
-    """
+    """Row: program.test_edge_manager_dialect"""
     program = edge_with_two_methods().exported_program()
     assert program.dialect == "ATEN"
     assert all(
@@ -423,9 +409,7 @@ def test_every_call_has_a_type_and_a_handle():
 
 
 def test_transform_changes_all_methods_of_a_copy():
-    """program.test_edge_manager_transform: all methods; the original manager is
-    unchanged.
-    """
+    """Row: program.test_edge_manager_transform"""
     edge = edge_with_two_methods()
     changed = edge.transform([AddToMul()])
     x = torch.full((1,), 2.0)
@@ -437,7 +421,7 @@ def test_transform_changes_all_methods_of_a_copy():
 
 
 def test_transform_takes_passes_for_each_method():
-    """program.test_transform_dict_api: by method; a single pass will do."""
+    """Row: program.test_transform_dict_api"""
     x = torch.full((1,), 2.0)
     y = torch.full((1,), 3.0)
     for passes in ([AddToMul()], AddToMul()):
@@ -446,8 +430,8 @@ def test_transform_takes_passes_for_each_method():
         assert_close(run_method(changed, "foo", x), x + 1)
 
 
-def test_transform_pass_manager_api():
-    """program.test_transform_pass_manager_api"""
+def test_transform_takes_a_pass_manager():
+    """Row: program.test_transform_pass_manager_api"""
     manager = PassManager()
     manager.add_pass(AddToMul())
     changed = edge_with_two_methods().transform(manager)
@@ -457,10 +441,8 @@ def test_transform_pass_manager_api():
     assert_close(run_method(changed, "foo", x), x)
 
 
-def test__transform_override_verifiers():
-    """program.test__transform_override_verifiers: a wrong pass is named, with node and
-    rule.
-    """
+def test_transform_names_the_pass_that_breaks_a_rule():
+    """Row: program.test__transform_override_verifiers"""
 
     class Writes(PassBase):
         def call(self, graph_module):
@@ -483,10 +465,8 @@ def test__transform_override_verifiers():
 ADD_MUL = (aten.add.Tensor, aten.mul.Tensor)
 
 
-def test_edge_to_backend_replaces_subgraph():
-    """program.test_edge_to_backend_replaces_subgraph: in every method; the original
-    manager is unchanged.
-    """
+def test_to_backend_changes_all_methods_of_a_copy():
+    """Row: program.test_edge_to_backend_replaces_subgraph"""
     edge = edge_with_two_methods()
     lowered = edge.to_backend(partitioner_for(*ADD_MUL))
     for method, inputs in (
@@ -500,10 +480,8 @@ def test_edge_to_backend_replaces_subgraph():
         assert not lowered_modules(edge.exported_program(method))
 
 
-def test_edge_to_backend_selective():
-    """program.test_edge_to_backend_selective: by a dictionary; what it does not name is
-    unchanged.
-    """
+def test_to_backend_takes_partitioners_by_method():
+    """Row: program.test_edge_to_backend_selective"""
     edge = edge_with_two_methods()
     lowered = edge.to_backend({"forward": partitioner_for(*ADD_MUL)})
     assert call_targets(lowered.exported_program("forward")) == [CALL]
@@ -513,10 +491,8 @@ def test_edge_to_backend_selective():
         edge.to_backend({"other": partitioner_for(*ADD_MUL)})
 
 
-def test_save_fails(tmp_path):
-    """program.test_save_fails: a ValueError says what is wrong with the suffix, before
-    anything is written.
-    """
+def test_a_wrong_suffix_is_refused_before_writing(tmp_path):
+    """Row: program.test_save_fails"""
     import delegraph
 
     lowered = delegraph.lower(
@@ -531,11 +507,10 @@ def test_save_fails(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# --- defects --------------------------------------------------------------------------
+# --- defects of ExecuTorch that are absent ---------------------------------------------
 
 
-def test_defect_configuration_lost_by_to_backend():
-    """EdgeProgramManager: every step keeps the configuration, and verifies."""
+def test_each_step_of_a_manager_keeps_the_configuration():
     config = EdgeCompileConfig(preserve_ops=(LINEAR,))
     edge = to_edge(export_linear(), compile_config=config).to_backend(
         partitioner_for(aten.relu.default, backend="ExecutorBackend")
@@ -548,9 +523,7 @@ def test_defect_configuration_lost_by_to_backend():
     assert lowered.compile_config is config
 
 
-def test_defect_nothing_verified_after_delegation():
-    """verifier: nodes behind a delegate's call are checked as those before it are."""
-
+def test_calls_after_a_delegate_are_verified():
     def untype(program):
         last = [node for node in program.graph.nodes if node.op == "call_function"][-1]
         del last.meta["val"]
@@ -565,8 +538,7 @@ def test_defect_nothing_verified_after_delegation():
         edge.transform([untype])
 
 
-def test_defect_configuration_object_changed():
-    """The caller's configuration is a value; lowering does not write into it."""
+def test_lowering_does_not_change_the_configuration():
     kept = [LINEAR]
     config = EdgeCompileConfig(preserve_ops=kept)
     to_edge_transform_and_lower(
@@ -578,8 +550,7 @@ def test_defect_configuration_object_changed():
         config.preserve_ops = ()
 
 
-def test_defect_operators_filtered_out_in_silence():
-    """An operator that a partitioner keeps is kept, also one that returns views."""
+def test_kept_operators_that_return_views_stay_whole():
     source = export(lambda s, x: torch.split(x, [1, 3])[1] + 1, torch.randn(4))
     kept = (aten.split_with_sizes.default, aten.add.Tensor)
     program = to_edge_transform_and_lower(
@@ -590,18 +561,15 @@ def test_defect_operators_filtered_out_in_silence():
     ]
 
 
-def test_defect_numbers_become_constants_and_casts():
-    """`x + 1` stays one call; there it is a constant of int64 and a cast at run time."""
+def test_adding_a_number_stays_one_call():
+    """ExecuTorch makes an int64 constant, which it casts at run time."""
     program = to_edge(export(lambda s, x: x + 1, torch.randn(3))).exported_program()
     assert call_targets(program) == [aten.add.Tensor]
     assert not program.constants
     assert not program.state_dict
 
 
-def test_defect_write_errors_are_swallowed(tmp_path):
-    """ExecutorchProgramManager.save: what cannot be written is an OSError, and nothing
-    is left behind.
-    """
+def test_failed_writes_raise_and_leave_no_file(tmp_path):
     import delegraph
 
     [delegate] = delegraph.lower(
@@ -614,8 +582,7 @@ def test_defect_write_errors_are_swallowed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["blob.bin"]
 
 
-def test_defect_leftovers_in_the_parent():
-    """No tag, no child and no weight of a delegate stays in the program."""
+def test_no_tag_or_weight_of_a_delegate_stays_behind():
     partitioner = partitioner_for(LINEAR, SDPA, backend="ExecutorBackend")
     program = to_edge_transform_and_lower(
         export_linear_and_attention(), partitioner=[partitioner]

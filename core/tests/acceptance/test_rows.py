@@ -1,6 +1,4 @@
-"""Every row of ``rows.txt``, one case of ExecuTorch's own tests each, has a test in
-this folder.
-"""
+"""Each row of ``rows.txt`` has a test in this folder. A row names a test of ExecuTorch."""
 
 import ast
 from pathlib import Path
@@ -9,20 +7,22 @@ HERE = Path(__file__).parent
 
 
 def named(file):
-    """Name and docstring of each test in a file."""
+    """Yield the name and the docstring of each test in a file."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             yield node.name, ast.get_docstring(node) or ""
 
 
 def words_of(text):
-    """The words of a docstring, ``group.name`` being one."""
+    """Return the words of a docstring. ``group.name`` is one word."""
     return {word.strip(":;,()`").rstrip(".") for word in text.split()}
 
 
 def covered_rows():
-    """Rows as ``group.name``: a test in ``test_group.py`` is called so, or a test's
-    docstring names the row.
+    """Return the rows that have a test.
+
+    A test covers ``group.name`` if it is called ``test_name`` in ``test_group.py``, or
+    if its docstring has the row.
     """
     found = set()
     for file in HERE.glob("test_*.py"):

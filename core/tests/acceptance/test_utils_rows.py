@@ -1,4 +1,7 @@
-"""Rows ``utils.*``: comparing graphs, and asking a lowered graph what it has delegated."""
+"""Tests of functions that compare graphs or list the delegates of a graph.
+
+A row names the test of ExecuTorch that a test here repeats.
+"""
 
 import gc
 import weakref
@@ -38,7 +41,7 @@ def trace_symbolically(function, **parts):
 
 
 class Fixed(nn.Module):
-    """Two inputs, as a graph to trace."""
+    """A module with two inputs that calls a function."""
 
     def __init__(self, function):
         super().__init__()
@@ -93,10 +96,8 @@ def edge_program(function, *inputs, **parts):
     return to_edge(export(function, *inputs, **parts)).exported_program().graph_module
 
 
-def test_not_identical_graph_for_args():
-    """The name is that of ExecuTorch's test. Both programs have the same two inputs.
-    The second one has another addition and another output.
-    """
+def test_graphs_with_different_outputs_are_not_identical():
+    """Row: utils.test_not_identical_graph_for_args"""
     x = torch.rand(3, 4)
     one_addition = edge_program(lambda s, x, y: x + 1, x, x)
     two_additions = edge_program(lambda s, x, y: (x + 1, y + 2), x, x)
@@ -116,9 +117,9 @@ def test_not_identical_graph_for_args():
         lambda x, y: [torch.clamp(x, 0, 1), y, 1],
     ],
 )
-def test_defect_identical_graph_ignores_literals(other):
-    """There, clamp(x, 0, 1) and clamp(x, .5, .75) are the same graph; and so are 1, 1.0
-    and True to Python.
+def test_graphs_with_different_literals_are_not_identical(other):
+    """In ExecuTorch, clamp(x, 0, 1) equals clamp(x, .5, .75). In Python, 1 equals 1.0
+    and True.
     """
     graph = trace_with_two_inputs(lambda x, y: (torch.clamp(x, 0, 1), y))
     least, most = (
@@ -144,8 +145,8 @@ def test_identical_graph_looks_into_branches():
     assert not is_identical_graph(chosen(1), chosen(2))
 
 
-def test_defect_identical_graph_keeps_graphs_alive():
-    """There, a cache without limit holds every node that was ever compared."""
+def test_compared_graphs_are_not_kept_alive():
+    """ExecuTorch keeps every compared node in a cache without limit."""
     graph = trace_with_two_inputs(lambda x, y: x + y)
     kept = weakref.ref(graph)
     assert is_identical_graph(graph, graph)
@@ -154,10 +155,8 @@ def test_defect_identical_graph_keeps_graphs_alive():
     assert kept() is None
 
 
-def test_defect_identical_graph_recurses():
-    """There, the recursion limit is raised to 30,000, and a deeper graph ends the
-    process.
-    """
+def test_deep_graphs_are_compared_without_recursion():
+    """ExecuTorch raises the recursion limit to 30,000. A deeper graph ends the process."""
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
     for _ in range(31_000):
@@ -171,8 +170,8 @@ def test_defect_identical_graph_recurses():
 # --- patterns, partitioners -----------------------------------------------------------
 
 
-def test_match_attrs():
-    """The graph of a linear layer occurs once in a graph with a parameter of its own."""
+def test_a_pattern_matches_once_beside_another_parameter():
+    """Row: utils.test_match_attrs"""
     x = torch.ones(3, 3)
     pattern = torch.export.export(nn.Linear(3, 3).eval(), (x,))
     large = export(
@@ -185,10 +184,8 @@ def test_match_attrs():
     assert [n.target for n in place] == [aten.linear.default]
 
 
-def test_invalid_partitioner_without_partitioner():
-    """An AssertionError there, ContractViolation here: it is the partitioner's fault,
-    and the text says which one.
-    """
+def test_a_partitioner_without_tags_is_named():
+    """Row: utils.test_invalid_partitioner_without_partitioner"""
 
     class InvalidPartitioner(Partitioner):
         def __init__(self):
@@ -213,7 +210,7 @@ def test_invalid_partitioner_without_partitioner():
 
 @pytest.fixture
 def lowered():
-    """(mm + add) - sub - (mm + add), without sub."""
+    """Return (mm + add) - sub - (mm + add), in which only ``sub`` is not delegated."""
 
     def forward(s, a, x, b):
         z = torch.mm(a, x) + b
@@ -237,10 +234,8 @@ def test_get_delegates(lowered):
     ]
 
 
-def test_print_delegted_graph(lowered):
-    """``print_delegated_graph`` is ``print(format_delegated_graph(...))``: a library
-    does not print.
-    """
+def test_the_text_of_a_graph_shows_delegates_in_order(lowered):
+    """Row: utils.test_print_delegted_graph"""
     text = format_delegated_graph(lowered)
     assert text.count("backend_id: CompilerBackend") == 2
     assert text.count("aten.mm.default") == 2
@@ -272,10 +267,7 @@ def test_get_delegated_payload_keys_match_delegates(lowered):
     ]
 
 
-def test_get_lowered_modules(lowered):
-    """Rows ``get_lowered_submodules``, ``get_lowered_backend_modules`` of the feature
-    table.
-    """
+def test_lowered_modules_are_listed_with_name_and_node(lowered):
     listed = get_lowered_submodules(lowered)
     assert (
         [name for name, _, _ in listed]
@@ -286,11 +278,7 @@ def test_get_lowered_modules(lowered):
     assert {m.backend_id for _, m, _ in listed} == {"CompilerBackend"}
 
 
-def test_lowered_modules_of_branches():
-    """Row ``get_lowered_backend_modules``: those of branches too, and the text shows
-    them where they are.
-    """
-
+def test_lowered_modules_of_branches_are_listed():
     def forward(s, p, x):
         return torch.cond(p, lambda x: torch.mm(x, x), torch.sin, (x + 1,))
 
@@ -306,8 +294,6 @@ def test_lowered_modules_of_branches():
 
 
 def test_is_shape_dynamic():
-    """Row ``is_shape_dynamic``."""
-
     class Model(nn.Module):
         def forward(self, x, y):
             return (x.split(2, 1)[0], x.size(0), y + 1)
@@ -324,10 +310,8 @@ def test_is_shape_dynamic():
     assert dynamic == {"x", "split", "getitem", "getitem_1", "sym_size_int_1"}
 
 
-def test_defect_delegates_are_known_by_their_names():
-    """There, every get_attr whose name begins with lowered_module_ is a delegate, and
-    no other one.
-    """
+def test_delegates_are_recognized_whatever_their_names():
+    """ExecuTorch takes every ``get_attr`` named ``lowered_module_...`` for a delegate."""
     given = export(lambda s, x: torch.sin(x + 1), torch.ones(2))
     program = to_backend(given, partitioner_for(aten.add.Tensor))
     graph = program.graph_module
