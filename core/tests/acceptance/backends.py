@@ -1,10 +1,9 @@
-"""Small backends for the acceptance rows: each has a runtime that executes its blob and
-sees nothing of the program.
+"""Small backends for the acceptance tests, with a runtime that runs their blobs.
 
-``CompilerBackend`` knows a few operators and a compile spec that its runtime enforces;
-``ExecutorBackend`` takes any ATen operator, and calls of other backends' delegates,
-whose blobs it holds inside its own. Both write one format: a version, then JSON with
-the SHA-256 of each weight, whose bytes are named data.
+``CompilerBackend`` supports a few operators, and a compile spec that its runtime
+enforces. ``ExecutorBackend`` supports all ATen operators and calls of other delegates,
+whose blobs it stores in its own. Both write a version, then JSON with the SHA-256 of
+each weight. The bytes of weights are named data.
 """
 
 import contextlib
@@ -49,22 +48,19 @@ VERSION = b"1 "
 
 
 def make_module(function, **parts):
-    """A module in eval mode: ``function(self, *inputs)``, with layers, parameters, and
-    tensors as buffers.
+    """Return a module in eval mode whose forward is ``function(self, *inputs)``.
+
+    ``parts`` are its attributes: layers, parameters, and tensors, which are buffers.
     """
 
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
             for name, part in parts.items():
-                buffer = isinstance(part, torch.Tensor) and not isinstance(
-                    part, nn.Parameter
-                )
-                (
+                if isinstance(part, nn.Parameter | nn.Module):
+                    setattr(self, name, part)
+                else:
                     self.register_buffer(name, part)
-                    if buffer
-                    else setattr(self, name, part)
-                )
 
         def forward(self, *inputs):
             return function(self, *inputs)
@@ -77,7 +73,7 @@ def export(function, *inputs, **parts):
 
 
 class Wrapper(nn.Module):
-    """Calls a lowered module, as somebody's model would."""
+    """A model of a user that calls a lowered module."""
 
     def __init__(self, inner):
         super().__init__()
@@ -88,7 +84,7 @@ class Wrapper(nn.Module):
 
 
 def export_wrapped(inner, *inputs):
-    """A lowered module inside of another one, exported again."""
+    """Export a module that calls a lowered module."""
     return torch.export.export(Wrapper(inner).eval(), inputs)
 
 
@@ -113,7 +109,7 @@ def attribute_targets(program):
 
 
 def run_on_host(program, *inputs):
-    """What the program computes with its delegates' blobs executed by their runtimes."""
+    """Run the program on the host, and the blob of each delegate in its runtime."""
     return delegraph.lower(program, backends=[])(*inputs)
 
 
@@ -138,8 +134,9 @@ def partitioner_for(*operators, backend="CompilerBackend", specs=(), **options):
 
 
 class Placed(Partitioner):
-    """Makes a partition of every call of these operators: {operator: (backend id,
-    compile specs)}.
+    """Makes a partition of every call of some operators.
+
+    ``places`` maps each operator to a backend id and compile specs.
     """
 
     def __init__(self, places):
@@ -156,7 +153,7 @@ class Placed(Partitioner):
 
 
 class Tagging(Partitioner):
-    """Puts the nodes that ``wanted`` says yes to into one partition, whatever they are."""
+    """Puts all nodes for which ``wanted`` returns True into one partition."""
 
     def __init__(self, wanted, backend):
         super().__init__()
@@ -174,8 +171,9 @@ class Tagging(Partitioner):
 
 
 class CompilerBackend(BackendDetails):
-    """Compiles add, sub, mul, mm and sin. Compile spec ``max_value``, one byte: the
-    largest number of elements.
+    """Compiles add, sub, mul, mm and sin.
+
+    The compile spec ``max_value`` is one byte: the largest number of rows of an input.
     """
 
     operators = (
@@ -192,7 +190,7 @@ class CompilerBackend(BackendDetails):
 
 
 class ExecutorBackend(BackendDetails):
-    """Compiles all of ATen, and delegates."""
+    """Compiles all operators of ATen, and calls of delegates."""
 
     operators = None
 
@@ -241,7 +239,7 @@ def weight(tensor, store):
 
 
 def target_of(node, backend):
-    """An operator's name, or all of the delegate that is called."""
+    """Return the name of an operator, or the contents of the delegate that is called."""
     if node.target is CALL and backend.operators is None:
         inner = getattr(node.graph.owning_module, node.args[0].target)
         data = {k: v.hex() for k, v in inner.named_data().items()}

@@ -58,6 +58,7 @@ def test_each_delegate_maps_its_calls_to_handles():
         {0: (1,), 1: (2,)},
         {0: (4,), 1: (5,)},
     ]
+
     handles = [
         node.meta["debug_handle"] for node in program.graph.nodes if node.target is CALL
     ]
@@ -75,6 +76,7 @@ def test_one_step_maps_to_the_handles_of_all_calls(model):
     expected = {n.meta["debug_handle"] for n in calls(lowered.original_module)}
     assert lowered.meta["debug_handle_map"] == {1: tuple(sorted(expected))}
     assert expected
+
     again = to_edge(export_wrapped(lowered, *inputs)).exported_program()
     [(call, inner)] = delegate_calls(again)
     assert inner.meta["debug_handle_map"] == lowered.meta["debug_handle_map"]
@@ -96,10 +98,12 @@ def test_host_calls_keep_their_handles_beside_a_delegate():
     assert [before[n.name] for n in calls(edge.exported_program())] == sorted(
         before.values()
     )
+
     lowered = edge.to_backend(partitioner_for(aten.sin.default)).exported_program()
     kept = {n.name: n.meta["debug_handle"] for n in calls(lowered) if n.name in before}
     assert kept == {k: v for k, v in before.items() if k in kept}
     assert len(kept) > 1
+
     [handle] = [
         node.meta["debug_handle"] for node in lowered.graph.nodes if node.target is CALL
     ]
@@ -115,6 +119,7 @@ def test_each_method_has_a_map_of_its_delegates():
     found = to_edge(programs).to_backend(backends.partitioner_for_all()).delegate_map
     lowered = delegraph.lower(programs, backends=[backends.partitioner_for_all()])
     assert found == {m: delegate_map(lowered.exported_program(m)) for m in programs}
+
     maps = {
         m: [d.debug_handle_map for d in by_handle.values()]
         for m, by_handle in found.items()

@@ -53,6 +53,7 @@ def test_whole_program_runs_as_one_delegate():
     x = torch.randn(25, 4)
     source = simple_net().exported_program()
     lowered = to_backend("ExecutorBackend", source, [])
+
     assert call_targets(lowered.original_module) == call_targets(source)
     assert len(lowered.original_module.state_dict) == 4
     assert_close(
@@ -73,6 +74,7 @@ def test_delegates_before_and_after_a_host_operator():
             backend="ExecutorBackend",
         )
     ).exported_program()
+
     assert [t for t in call_targets(program) if t in (CALL, aten.sigmoid.default)] == [
         CALL,
         aten.sigmoid.default,
@@ -93,6 +95,7 @@ def test_second_delegate_contains_the_first():
     edge = to_edge(export(function, *inputs))
     first = edge.to_backend(partitioner_for(aten.mm.default, aten.add.Tensor))
     assert call_targets(first.exported_program()) == [aten.sub.Tensor, CALL]
+
     second = first.to_backend(partitioner_for_executor()).exported_program()
     [outer] = lowered_modules(second)
     [inner] = lowered_modules(outer.original_module)
@@ -113,5 +116,6 @@ def test_delegate_runs_on_aten_tensors():
         [CompileSpec("max_value", bytes([2]))],
     )
     program = export_wrapped(lowered, *inputs)
+
     assert_close(program.module(check_guards=False)(*inputs), torch.full((2, 2), 7.0))
     assert_close(run_on_host(program, *inputs), torch.full((2, 2), 7.0))

@@ -55,7 +55,9 @@ def names_in_partitions(program, partitioner):
     found = {tag: [] for tag in result.partition_tags}
     for node in program.graph.nodes:
         tags = node.meta.get("delegation_tag", ())
-        for tag in (tags,) if isinstance(tags, str) else tags:
+        if isinstance(tags, str):
+            tags = (tags,)
+        for tag in tags:
             found[tag].append(node.name)
     return list(found.values())
 
@@ -102,10 +104,9 @@ def test_a_support_check_adds_calls_to_the_lists():
     first, second = names_in_partitions(
         program, partitioner_from_lists(why_not=why_not)
     )
-    assert first == [
-        *parameter_names("conv1", "conv2", "conv3"),
-        *("conv2d", "conv2d_1", "add", "conv2d_2", "conv2d_3"),
-    ]
+    calls = ["conv2d", "conv2d_1", "add", "conv2d_2", "conv2d_3"]
+
+    assert first == [*parameter_names("conv1", "conv2", "conv3"), *calls]
     assert second == ["relu"]
 
 
@@ -123,6 +124,7 @@ def test_all_node_partitioner_tags_everything_but_inputs_and_output(registry):
         "x",
         "output",
     ]
+
     partitioner = AllNodePartitioner("EchoBackend")
     lowered = delegraph.lower(
         Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry
@@ -153,6 +155,7 @@ def test_calls_that_match_a_pattern_are_one_partition(registry):
     assert names_in_partitions(
         program, PatternPartitioner(matches(pattern), "EchoBackend")
     ) == [[*parameter_names("conv3"), "conv2d_3", "relu"]]
+
     partitioner = PatternPartitioner(matches(pattern), "EchoBackend")
     lowered = delegraph.lower(
         Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry
@@ -177,8 +180,10 @@ def test_each_list_of_nodes_is_one_partition_or_none():
     program = export_convolutions()
     alone = PatternPartitioner(ends, "Backend")
     assert len(names_in_partitions(program, alone)) == 1
+
     apart = export_convolutions(between=lambda a, b: torch.sin(b))
     assert names_in_partitions(apart, PatternPartitioner(ends, "Backend")) == []
+
     each = names_in_partitions(
         export_convolutions(between=lambda a, b: torch.sin(b)),
         PatternPartitioner(ends, "Backend", grouped=False),
@@ -193,30 +198,19 @@ def test_a_check_and_lists_replace_configurations():
     """ExecuTorch's ``ConfigerationBasedPartitioner`` has a check and a list for each
     operator.
     """
-    configurations = {
-        aten.conv2d.default: (
-            lambda n: "strided" if n.args[3:4] not in ((), ([1, 1],)) else None,
-            lambda n: [n],
-        ),
-        aten.relu.default: (lambda n: None, lambda n: [n, *n.all_input_nodes]),
-    }
+    supported = (aten.conv2d.default, aten.relu.default)
 
     def why_not(node):
-        check, _ = configurations.get(node.target, (lambda n: "no configuration", None))
-        return check(node)
+        return None if node.target in supported else "no configuration"
 
     def groups(program):
-        return [
-            configurations[node.target][1](node)
-            for node in program.graph.nodes
-            if node.target in configurations
-        ]
+        """Group each relu with the call before it."""
+        relus = [n for n in program.graph.nodes if n.target is aten.relu.default]
+        return [[relu, *relu.all_input_nodes] for relu in relus]
 
     partitioner = GroupedPartitioner(why_not, "Backend", groups=groups)
-    assert (
-        len(names_in_partitions(export_convolutions(between=torch.add), partitioner))
-        == 2
-    )
+    program = export_convolutions(between=torch.add)
+    assert len(names_in_partitions(program, partitioner)) == 2
 
 
 def test_nodes_of_another_program_are_refused():
@@ -236,6 +230,7 @@ def test_lists_leave_no_metadata_in_the_program():
         program,
         PatternPartitioner(lambda p: [[p.graph.output_node().args[0][0]]], "Backend"),
     )
+
     assert {
         node.name: set(node.meta) - {"delegation_tag"} for node in program.graph.nodes
     } == before

@@ -84,6 +84,7 @@ def test_compile_specs_reach_the_backend_unchanged():
         lowered = to_backend("RecordingBackend", export(sine, X), specs)
         run_on_host(export_wrapped(lowered, X), X)
     assert given[0][1] == specs == lowered.compile_specs == list(loaded[0][1])
+
     given[0][1].clear()
     assert lowered.compile_specs == specs
 
@@ -95,6 +96,7 @@ def test_results_of_preprocess_reach_module_and_runtime():
     with delegraph.register(backend, runtime=runtime):
         lowered = to_backend("RecordingBackend", export(sine, X), [])
         run_on_host(export_wrapped(lowered, X), X)
+
     assert lowered.processed_bytes == b"blob"
     assert lowered.meta["debug_handle_map"] == {0: (1,)}
     assert lowered.meta["_delegate_info_meta"] == facts
@@ -155,6 +157,7 @@ def test_a_backend_may_rewrite_the_graph_that_it_gets():
             ),
         ):
             assert call_targets(lowered.original_module) == [aten.sin.default]
+
     assert call_targets(source) == [aten.sin.default]
 
 
@@ -226,6 +229,7 @@ def test_all_forms_of_to_backend_make_equal_blobs():
         MethodProgramsPartitionerSpec({"a": source}, {"a": partitioner_for_all()})
     ).values()
     assert isinstance(whole, LoweredBackendModule)
+
     blobs = [
         m.processed_bytes
         for m in (whole, *lowered_modules(one), *lowered_modules(several))
@@ -245,6 +249,7 @@ def test_partitions_are_compiled_in_the_order_of_the_graph():
                 aten.sin.default, aten.cos.default, backend="RecordingBackend"
             ),
         )
+
     assert [call_targets(p) for p, _ in given] == [
         [aten.sin.default],
         [aten.cos.default],
@@ -268,9 +273,11 @@ def test_delegates_are_called_by_the_operator_of_torch():
     assert type(inner).__name__ == "LoweredBackendModule"
     assert not hasattr(inner, "module_name")
     assert CALL.name() == "executorch_call_delegate"
+
     needs_gradient = X.clone().requires_grad_()
     [result] = CALL(inner, needs_gradient)
     assert_close(result, torch.sin(X))
+
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         [fake] = CALL(inner, mode.from_tensor(X))
     assert isinstance(fake, torch._subclasses.FakeTensor)
@@ -281,6 +288,7 @@ def test_delegates_are_opaque_to_later_partitioners():
     source = export(lambda s, x: torch.sin(torch.cos(x)), X)
     first = to_edge(source).to_backend(partitioner_for(aten.sin.default))
     second = first.to_backend(partitioner_for_all("ExecutorBackend")).exported_program()
+
     assert [m.backend_id for m in lowered_modules(second)] == [
         "ExecutorBackend",
         "CompilerBackend",
@@ -323,6 +331,7 @@ def test_delegates_in_branches_own_their_weights():
         source, partitioner_for(aten.linear.default, backend="ExecutorBackend")
     )
     modules = lowered_modules(program)
+
     assert [sorted(m.original_module.state_dict) for m in modules] == [
         [f"{n}.bias", f"{n}.weight"] for n in "ab"
     ]
@@ -363,6 +372,7 @@ def test_kept_operators_stay_whole_in_nested_branches():
     program = to_edge_transform_and_lower(
         source, partitioner=[keeper]
     ).exported_program()
+
     assert [call_targets(m.original_module) for m in lowered_modules(program)] == [
         [aten.linear.default]
     ]
@@ -397,6 +407,7 @@ def test_a_delegate_records_names_and_types_of_its_inputs():
     [inner] = lowered_modules(
         to_backend(source, partitioner_for_all("ExecutorBackend"))
     )
+
     assert [str(value) for value in inner.inputs] == [
         "inputs_0: float32[2, 3]",
         "inputs_1: float32[3, 2]",
@@ -459,6 +470,7 @@ def test_a_backend_may_fold_its_constants():
         [inner] = lowered_modules(
             to_backend(source, partitioner_for_all("RecordingBackend"))
         )
+
     assert list(inner.original_module.state_dict) == ["c"]
 
 
@@ -470,6 +482,7 @@ def test_programs_of_backends_have_no_delegation_tags():
             export(lambda s, x: torch.sin(x) + s.c, X, c=torch.ones(3)),
             partitioner_for_all("RecordingBackend"),
         )
+
     assert all(
         "delegation_tag" not in n.meta
         for program, _ in given

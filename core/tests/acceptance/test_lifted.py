@@ -79,9 +79,11 @@ def test_exported_caller_has_one_call_of_the_delegate(strict):
     assert attribute_targets(edge) == ["lowered_module_0"]
     assert "lowered_module_0" in str(edge)
     assert "executorch_call_delegate" in edge.graph_module.code
+
     [inner] = lowered_modules(edge)
     assert inner.backend_id == "CompilerBackend"
     assert inner.compile_specs == LIMIT
+
     calls = '[["sin", "aten.sin.default", [{"node": "inputs_0"}], {}]]'
     blob = (
         f'1 {{"inputs": ["inputs_0"], "weights": {{}}, "calls": {calls}, "outputs":'
@@ -120,6 +122,7 @@ def test_one_lowered_module_may_be_called_twice():
         inner=lower_whole(lambda s, x: [torch.sin(x)], x),
     )
     edge = to_edge(program).exported_program()
+
     assert call_targets(edge) == [CALL, CALL, aten.add.Tensor]
     assert {
         node.args[0].target for node in edge.graph.nodes if node.target is CALL
@@ -163,6 +166,7 @@ def test_a_model_may_call_lowered_and_other_modules():
     program = export(composite, x, lowerable=lower_whole(sine, x), rest=rest)
     a = torch.sin(x)
     b = torch.sin(torch.sin(x))
+
     assert_close(run_on_host(program, x), (a, b, a + b + 0.3))
 
 
@@ -212,10 +216,12 @@ def test_chosen_operators_are_kept_whole_and_delegated(pattern, left):
     assert all(
         m.processed_bytes.startswith(backends.VERSION) for m in lowered_modules(program)
     )
+
     host = {op for op in call_targets(program) if op is not CALL}
     assert host & {aten.sub.Tensor, aten.convolution.default, aten.mul.Tensor} == {
         *left
     }
+
     expected = source.module(check_guards=False)(*inputs)
     assert_close(program.module(check_guards=False)(*inputs), expected)
     assert_close(run_on_host(program, *inputs), expected)
@@ -237,6 +243,7 @@ def test_two_delegates_run_in_order():
         to_edge(source).exported_program(),
         partitioner_for(aten.mm.default, aten.add.Tensor),
     )
+
     assert attribute_targets(program) == ["lowered_module_0", "lowered_module_1"]
     assert_close(program.graph_module(*inputs)[0], function(None, *inputs))
     assert_close(run_on_host(program, *inputs), function(None, *inputs))
@@ -253,6 +260,7 @@ def test_each_delegate_owns_the_buffer_that_it_uses():
     )
     modules = lowered_modules(program)
     assert len(modules) == 2
+
     for inner in modules:
         assert len(inner.original_module.state_dict) == 1
         assert (
@@ -285,6 +293,7 @@ def test_partitioner_that_changes_calls_is_refused():
     edge = to_edge(
         export(lambda s, x, y: (x + y) * y - y, torch.randn(1, 3), torch.randn(1, 3))
     )
+
     with pytest.raises(ContractViolation, match="BadPartitioner changed the graph"):
         edge.to_backend(BadPartitioner())
 
@@ -312,6 +321,7 @@ def test_quantized_layer_in_edge_form_equals_its_source():
     }
     source = export(function, torch.ones(2, 3), **parts)
     edge = to_edge(source).exported_program()
+
     assert call_targets(edge).count(q) == 3
     assert call_targets(edge).count(aten.addmm.default) == 1
     assert_close(
@@ -367,6 +377,7 @@ def test_delegates_are_outside_and_inside_of_branches():
         .to_backend(partitioner_for(*ADD_MM))
         .exported_program()
     )
+
     assert delegated_operators(program.graph_module) == [[aten.add.Tensor]]
     assert [
         delegated_operators(body) for body in subgraphs_of(program.graph_module)
@@ -392,6 +403,7 @@ def test_delegates_are_outside_and_inside_of_map():
         .exported_program()
     )
     assert delegated_operators(program.graph_module) == [[aten.mm.default]]
+
     [body] = subgraphs_of(program.graph_module)
     assert delegated_operators(body) == [[aten.add.Tensor]]
     assert_equals_eager(program, function, *inputs)
@@ -422,6 +434,7 @@ def test_delegates_are_in_branches_of_branches_of_map():
         .exported_program()
     )
     assert delegated_operators(program.graph_module) == [[aten.mm.default]]
+
     [mapped] = subgraphs_of(program.graph_module)
     true, false = subgraphs_of(mapped)
     true_true, true_false = subgraphs_of(true)
@@ -434,6 +447,7 @@ def test_delegates_are_in_branches_of_branches_of_map():
         [[*ADD_MM]],
         [[aten.mm.default]],
     ]
+
     for outer in (False, True):
         for inner in (False, True):
             assert_equals_eager(
@@ -466,6 +480,7 @@ def test_lists_and_dictionaries_are_inputs_of_delegates(function, structure, str
     given = structure(a, b)
     lowered = lower_whole(function, given, specs=[])
     assert_close(lowered(given), a + b)
+
     program = torch.export.export(
         backends.Wrapper(lowered).eval(), (given,), strict=strict
     )

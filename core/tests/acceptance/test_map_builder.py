@@ -20,9 +20,8 @@ def nodes():
     program = to_edge(
         export(lambda s, x: torch.sin(torch.cos(x)), torch.ones(1))
     ).exported_program()
-    return list(
-        reversed([node for node in program.graph.nodes if node.op == "call_function"])
-    )
+    cosine, sine = (node for node in program.graph.nodes if node.op == "call_function")
+    return [sine, cosine]
 
 
 def build_mapping(*entries, generated=False):
@@ -40,6 +39,7 @@ def test_generated_identifiers_count_from_zero(nodes):
         {"handles": [2, 1]},
     ]
     returned, mapping = build_mapping(*entries, generated=True)
+
     assert returned == [0, 1, 2, 3]
     assert mapping == {0: (1, 2), 1: (2,), 2: (2,), 3: (1, 2)}
 
@@ -56,6 +56,7 @@ def test_nodes_and_handles_give_the_same_manual_map(nodes, identifiers):
     by_handle = build_mapping(
         {"handles": [2, 1], "identifier": first}, {"handles": 2, "identifier": second}
     )
+
     assert by_node == by_handle == ([first, second], {first: (1, 2), second: (2,)})
 
 
@@ -128,16 +129,14 @@ class FusesAndSplits(BackendDetails):
         for node in edge_program.graph.nodes:
             if node.op != "call_function" or node in fused:
                 continue
-            follower = (
-                next(iter(node.users))
-                if node.target is aten.convolution.default
-                else None
-            )
-            fused.add(follower)
-            for _ in range(3 if node.target is aten.tan.default else 1):
-                mapping.insert_delegate_mapping_entry(
-                    nodes=[node, follower] if follower else node
-                )
+            nodes = [node]
+            if node.target is aten.convolution.default:
+                [relu] = node.users
+                fused.add(relu)
+                nodes.append(relu)
+            steps = 3 if node.target is aten.tan.default else 1
+            for _ in range(steps):
+                mapping.insert_delegate_mapping_entry(nodes=nodes)
         return PreprocessResult(b"steps", mapping.get_delegate_mapping())
 
 
@@ -149,12 +148,14 @@ def test_lowered_module_has_the_map_of_its_backend():
     )
     with backends.installed(FusesAndSplits):
         lowered = to_backend("FusesAndSplits", source.exported_program(), [])
+    convolution, relu, tangent, addition = 1, 2, 3, 4
+
     assert lowered.meta["debug_handle_map"] == {
-        0: (1, 2),
-        1: (3,),
-        2: (3,),
-        3: (3,),
-        4: (4,),
+        0: (convolution, relu),
+        1: (tangent,),
+        2: (tangent,),
+        3: (tangent,),
+        4: (addition,),
     }
     assert call_targets(to_edge(export_wrapped(lowered, x)).exported_program()) == [
         CALL

@@ -79,6 +79,7 @@ def test_data_of_all_partitions_are_in_one_store():
         named_data_partitioner()
     )
     store = edge.named_data
+
     assert list(store.pte_data) == [
         "aten.add.Tensor",
         "aten.sin.default",
@@ -103,6 +104,7 @@ def test_data_of_branches_are_in_the_store():
     names = [
         f"aten.{op}" for op in ("div.Tensor", "mul.Tensor", "sin.default", "sub.Tensor")
     ]
+
     assert sorted(edge.named_data.pte_data) == names
     assert len(edge.named_data.buffers) == 4
 
@@ -116,6 +118,7 @@ def test_data_of_all_methods_are_in_one_store():
     edge = to_edge(programs)
     store = edge.to_backend(named_data_partitioner()).named_data
     lowered = delegraph.lower(programs, backends=[named_data_partitioner()])
+
     assert lowered.named_data == store
     assert list(store.pte_data) == ["aten.add.Tensor", "aten.mul.Tensor"]
     assert len(store.buffers) == 2
@@ -135,6 +138,7 @@ def test_two_delegates_may_not_give_one_key_different_data(monkeypatch):
         .to_backend(named_data_partitioner())
         .exported_program()
     )
+
     assert len(merged_named_data([first, first]).buffers) == 1
     with pytest.raises(
         NamedDataError, match=r"'aten.add.Tensor' was added before with different data"
@@ -161,6 +165,7 @@ def test_keys_with_equal_content_share_a_buffer():
         {"key": "c", "data": long[:-1] + b"x", "external_tag": "f"},
         {"key": "d", "data": long, "external_tag": "f"},
     )
+
     assert out.buffers == [long, long[:-1] + b"x"]
     assert [out.pte_data[k].buffer_index for k in "ab"] == [0, 0]
     assert {k: e.buffer_index for k, e in out.external_data["f"].items()} == {
@@ -177,6 +182,7 @@ def test_tensors_are_stored_in_c_order_with_their_layout():
         {"key": "t", "data": value},
         {"key": "half", "data": torch.ones(2, dtype=torch.bfloat16)},
     )
+
     assert out.pte_data["t"].tensor_layout == TensorLayout(torch.int16, (3, 2))
     assert out.buffers[0] == value.contiguous().numpy().tobytes()
     assert out.pte_data["half"].tensor_layout == TensorLayout(torch.bfloat16, (2,))
@@ -243,6 +249,7 @@ def test_external_files_are_filled_in_the_order_of_keys():
     for store in stores:
         externalize_pte_data(store.get_named_data_store_output(), 8, "weights")
     first, second = (s.get_named_data_store_output() for s in stores)
+
     assert [sorted(shard) for shard in first.external_data.values()] == [
         ["a", "b", "d"],
         ["c"],
@@ -270,6 +277,7 @@ def test_alignment_of_a_repeated_key_is_the_least_common_multiple():
         {"key": "a", "data": b"x", "alignment": 6},
     )
     assert out.pte_data["a"].alignment == 12
+
     other = fill_store({"key": "a", "data": b"x", "alignment": 8})[1]
     store.merge_named_data_store(other)
     assert out.pte_data["a"].alignment == 24

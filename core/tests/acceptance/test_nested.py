@@ -59,9 +59,10 @@ def describe_calls(module):
         if node.target is CALL:
             found.append(getattr(module, node.args[0].target).processed_bytes.decode())
         elif node.target is COND:
-            found.append(
-                f"cond[{' | '.join(describe_calls(getattr(module, branch.target)) for branch in node.args[1:3])}]"
-            )
+            _, true_branch, false_branch, *_ = node.args
+            true_calls = describe_calls(getattr(module, true_branch.target))
+            false_calls = describe_calls(getattr(module, false_branch.target))
+            found.append(f"cond[{true_calls} | {false_calls}]")
         elif node.op == "call_function" and node.target.__name__ != "getitem":
             found.append(name(node.target))
     return " ".join(found)
@@ -105,6 +106,7 @@ def test_second_backend_compiles_parts_of_nested_branches(outer, inner):
         program = to_backend(edge, partitioner)
     [first] = lowered_modules(program)
     nested = "cond[second(add mm) | second(mm)]"
+
     assert (
         first.processed_bytes.decode()
         == f"first(second(add) cond[{nested} second(add) | second(mm)])"

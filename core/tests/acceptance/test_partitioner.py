@@ -126,6 +126,7 @@ def test_settings_become_compile_specs_and_are_read_only():
         export(lambda s, x: torch.relu(s.a(x)), torch.ones(2, 3), a=nn.Linear(3, 3))
     ).to_backend(partitioner)
     _, lowered = only_delegate(edge.exported_program())
+
     assert lowered.compile_specs == [CompileSpec("path", b"/a/b/c/d")]
     assert partitioner.spec["path"] == b"/a/b/c/d"
     with pytest.raises(TypeError, match="does not support item assignment"):
@@ -152,6 +153,7 @@ def test_a_tagged_model_input_is_refused():
         "placeholder node for non-params, non-buffer, and non-tensor constants should"
         " not be tagged: inputs_0"
     )
+
     with pytest.raises(RuntimeError, match=text):
         to_edge(export(lambda s, x: x + 1, torch.ones(2))).to_backend(
             Tagged(tag_additions, tag_placeholders("inputs_0"))
@@ -173,21 +175,20 @@ CONST = ("c_const1", "b_const2", "p_const3")
 
 
 def count_tensors(program):
-    """How many tensors a program owns: constants and buffers, parameters."""
+    """Count the tensors that a program owns: (constants and buffers, parameters)."""
     signature = program.graph_signature
-    assert len({*program.state_dict, *program.constants}) == len(
-        signature.inputs_to_parameters
-    ) + len(signature.inputs_to_buffers) + len(
-        signature.inputs_to_lifted_tensor_constants
-    )
-    return len(signature.buffers) + len(signature.lifted_tensor_constants), len(
-        signature.parameters
-    )
+    constants = len(signature.buffers) + len(signature.lifted_tensor_constants)
+    parameters = len(signature.parameters)
+    stored = {*program.state_dict, *program.constants}
+    assert len(stored) == constants + parameters
+    return constants, parameters
 
 
 def lower_with_constant(*tag_data):
-    """The lowered program, the number of arguments of the call, and the delegate's
-    program; it runs.
+    """Lower ``AddConst`` after ``tag_data``, and check its results.
+
+    Return the lowered program, the number of arguments of the delegate's call, and the
+    program of the delegate.
     """
     x = torch.full((2, 2), 4.0)
     lowered = to_edge(torch.export.export(AddConst().eval(), (x,))).to_backend(
@@ -206,7 +207,7 @@ def test_untagged_constants_stay_outside_of_the_delegate():
     program, arguments, child = lower_with_constant()
     assert count_tensors(program) == (2, 1)
     assert count_tensors(child) == (0, 0)
-    assert arguments == 5, "the delegate, x, const1, const2, const3"
+    assert arguments == 5, "the delegate, x and three constants"
 
 
 def test_tagged_constants_move_into_the_delegate():
@@ -215,7 +216,7 @@ def test_tagged_constants_move_into_the_delegate():
     program, arguments, child = lower_with_constant(tag_placeholders(*CONST))
     assert count_tensors(program) == (0, 0)
     assert count_tensors(child) == (2, 1)
-    assert arguments == 2
+    assert arguments == 2, "the delegate and x"
 
 
 def test_only_the_tagged_parameter_moves_into_the_delegate():
@@ -223,7 +224,7 @@ def test_only_the_tagged_parameter_moves_into_the_delegate():
     program, arguments, child = lower_with_constant(tag_placeholders("p_const3"))
     assert count_tensors(program) == (2, 0)
     assert count_tensors(child) == (0, 1)
-    assert arguments == 4
+    assert arguments == 4, "the delegate, x and two constants"
 
 
 def split_users(s, x):
@@ -238,11 +239,9 @@ def test_a_constant_may_be_in_delegate_and_parent():
         Tagged(tag_additions, tag_placeholders("b_const"))
     )
     _, inner = only_delegate(edge.exported_program())
-    assert (
-        count_tensors(edge.exported_program())
-        == (1, 0)
-        == count_tensors(inner.original_module)
-    )
+
+    assert count_tensors(edge.exported_program()) == (1, 0)
+    assert count_tensors(inner.original_module) == (1, 0)
     assert_close(run_on_host(edge.exported_program(), x), (x + const, x - const))
 
 
@@ -268,10 +267,12 @@ def test_untagged_buffers_are_written_by_the_parent():
     assert edge.exported_program().graph_signature.buffers_to_mutate == {
         "add_1": "state"
     }
+
     program = edge.to_backend(
         Tagged(tag_additions, tag_constant_data)
     ).exported_program()
     assert program.graph_signature.buffers_to_mutate == {"getitem_1": "state"}
+
     lowered = delegraph.lower(program, backends=[])
     eager = make_module(reads_then_writes, state=torch.zeros(1))
     for k in range(3):
@@ -316,20 +317,18 @@ def test_tag_mutated_buffer_finds_writes_through_views(indirect):
 
 
 def lower_with_kept_buffer(edge, partitioner):
-    """The lowered program whose only delegate keeps its only buffer; the number of
-    arguments of the call.
+    """Lower a program, and check that its only delegate keeps its only buffer.
+
+    Return the lowered program and the number of arguments of the delegate's call.
     """
     program = edge.to_backend(partitioner).exported_program()
     call, inner = only_delegate(program)
     child = inner.original_module
     assert program.graph_signature.buffers_to_mutate == {}
     assert count_tensors(program) == (0, 0)
-    assert (
-        len(child.state_dict)
-        == len(child.graph_signature.buffers_to_mutate)
-        == 1
-        == count_tensors(child)[0]
-    )
+    assert len(child.state_dict) == 1
+    assert len(child.graph_signature.buffers_to_mutate) == 1
+    assert count_tensors(child) == (1, 0)
     return program, len(call.args)
 
 
@@ -346,6 +345,7 @@ def test_delegate_keeps_the_buffer_that_it_writes():
     program, arguments = lower_with_kept_buffer(
         edge, Tagged(tag_additions, tag_constant_data, tag_mutated_buffer)
     )
+
     assert arguments == 2
     assert_close(
         program.module(check_guards=False)(x),
@@ -364,7 +364,8 @@ def test_a_delegate_keeps_a_cache_of_keys():
     inputs = (torch.rand(1, 3), torch.rand(1, 3), torch.tensor([1, 1]))
     edge = to_edge(export(attend, *inputs, cache=torch.zeros(2, 3)))
     program, arguments = lower_with_kept_buffer(edge, AllNodePartitioner(BACKEND))
-    assert arguments == 4
+
+    assert arguments == 4, "the delegate and three inputs"
     assert_close(
         program.module(check_guards=False)(*inputs),
         make_module(attend, cache=torch.zeros(2, 3))(*inputs),
@@ -390,6 +391,7 @@ def test_written_buffer_may_also_be_returned():
 
 def test_partitioner_is_abstract_and_called_like_a_function():
     assert Tagged(tag_additions).spec == {}
+
     program = export(lambda s, x: x + 1, torch.ones(2))
     assert Tagged(tag_additions)(program).partition_tags == {
         "tag0": DelegationSpec(BACKEND)
@@ -435,10 +437,8 @@ def composites(s, x):
     return torch.nn.functional.silu(s.a(x)) + s.b(x)
 
 
-def targets_after_lowering(*keepers):
-    """Targets of a two-linear network after ``to_edge_transform_and_lower`` with these
-    partitioners.
-    """
+def lower_two_layers(*keepers):
+    """Lower a network of two linear layers with ``to_edge_transform_and_lower``."""
     program = export(composites, torch.ones(2, 3), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
     return to_edge_transform_and_lower(
         program, partitioner=list(keepers)
@@ -465,12 +465,12 @@ class Keeps(Tagged):
 
 
 def test_listed_operators_stay_whole_where_the_filter_agrees():
-    assert (
-        len(get_delegates(targets_after_lowering(Keeps([aten.linear.default])).graph))
-        == 2
-    )
-    some = Keeps([aten.linear.default], lambda n: n.name == "linear_1")
-    program = targets_after_lowering(some)
+    every_linear = Keeps([aten.linear.default])
+    program = lower_two_layers(every_linear)
+    assert len(get_delegates(program.graph)) == 2
+
+    second_linear = Keeps([aten.linear.default], lambda n: n.name == "linear_1")
+    program = lower_two_layers(second_linear)
     assert len(get_delegates(program.graph)) == 1
     assert aten.addmm.default in call_targets(program)
     assert aten.linear.default not in call_targets(program)
@@ -493,6 +493,7 @@ def test_constants_get_the_tags_of_their_users():
         host=torch.ones(2),
     )
     Tagged(tag_additions, tag_constant_data).partition(program)
+
     assert find_placeholder(program, "b_used").meta["delegation_tag"] == "tag0"
     assert "delegation_tag" not in find_placeholder(program, "b_host").meta
 
@@ -512,18 +513,13 @@ def test_buffers_are_tagged_where_all_uses_are_tagged():
         ).partition(program)
         return find_placeholder(program, "b_b").meta.get("delegation_tag")
 
-    programs = [
-        to_edge(export(f, torch.ones(2), b=torch.ones(2)))
-        for f in (accumulates, reads_first)
-    ]
-    assert [
-        list(p.exported_program().graph_signature.buffers_to_mutate) for p in programs
-    ] == [["add_1"]] * 2
-    assert (
-        tag_of_buffer(accumulates, "add_1")
-        == tag_of_buffer(reads_first, "add_1", "mul")
-        == "tag0"
-    )
+    for function in (accumulates, reads_first):
+        edge = to_edge(export(function, torch.ones(2), b=torch.ones(2)))
+        written = edge.exported_program().graph_signature.buffers_to_mutate
+        assert list(written) == ["add_1"], "add_1 is the last write"
+
+    assert tag_of_buffer(accumulates, "add_1") == "tag0"
+    assert tag_of_buffer(reads_first, "add_1", "mul") == "tag0"
     assert tag_of_buffer(accumulates, "add") is None, "another call writes it"
     assert tag_of_buffer(reads_first, "add_1") is None, "mul reads it"
 
@@ -581,6 +577,7 @@ def test_additional_checks_keep_calls_on_the_host(check, kept):
     result = CapabilityPartitioner(
         lambda node: None, BACKEND, additional_checks=[check]
     )(program)
+
     assert {refusal.node.name for refusal in result.refusals} == kept
     assert all(
         refusal.reason.endswith("is to stay on the host") for refusal in result.refusals
@@ -595,6 +592,7 @@ def test_installed_backends_accept_additional_checks():
     [row] = [
         refusal for refusal in lowered.report.refusals if "linear_1" in refusal.reason
     ]
+
     assert row.reason == "name linear_1 is to stay on the host"
     assert lowered.verify(x).relative_error < 1e-6
 
@@ -610,6 +608,7 @@ def test_each_refusal_is_reported_once_and_not_logged(caplog):
             backends=[CapabilityPartitioner(why_not, BACKEND)],
         )
     [row] = lowered.report.refusals
+
     assert row.operator == "aten.mul.Tensor"
     assert row.reason == "it has no multiplier"
     assert row.count == 1
@@ -671,6 +670,7 @@ def test_each_check_has_its_own_refusals():
         ["relu"],
         ["mul"],
     ]
+
     kept = weakref.ref(program)
     del program, results
     gc.collect()
@@ -688,6 +688,7 @@ def test_each_partition_of_a_constant_shares_it():
     program = export(lambda s, x: torch.sin(x + s.w) + s.w, x, w=w)
     lowered = to_backend(program, tagging)
     modules = get_lowered_backend_modules(lowered.graph_module)
+
     assert [count_tensors(m.original_module) for m in modules] == [(1, 0)] * 2
     assert count_tensors(lowered) == (0, 0)
     assert len({m.original_module.state_dict["w"].data_ptr() for m in modules}) == 1
@@ -705,6 +706,7 @@ def test_users_of_a_constant_share_one_tensor():
     program = export(uses, x, w=w)
     lowered = to_backend(program, Tagged(tag_additions, tag_constant_data))
     _, inner = only_delegate(lowered)
+
     assert list(lowered.state_dict) == ["w"] == list(inner.original_module.state_dict)
     assert (
         lowered.state_dict["w"].data_ptr()
@@ -728,6 +730,7 @@ def test_a_shared_constant_may_be_in_a_list():
     )
     x = torch.ones(2)
     w = torch.full((2,), 3.0)
+
     assert_close(
         run_on_host(to_backend(export(joins, x, w=w), tagging), x),
         make_module(joins, w=w)(x),
@@ -746,6 +749,7 @@ def test_a_tagged_call_may_return_several_results():
         export(splits, x), Tagged(lambda n: "tag0" if "split" in n.name else None)
     )
     call, inner = only_delegate(lowered)
+
     assert [v.shape for v in call.meta["val"]] == [(2,), (2,)]
     assert len(inner.outputs) == 2
     assert_close(run_on_host(lowered, x), x[:2] + x[2:])
@@ -810,6 +814,7 @@ def test_the_order_of_tags_does_not_change_the_program():
         for kind in (Tagged, Reversed)
     ]
     assert str(programs[0].graph) == str(programs[1].graph)
+
     blobs = [
         [m.processed_bytes for m in get_lowered_backend_modules(p.graph_module)]
         for p in programs
@@ -834,7 +839,7 @@ def test_tags_without_a_specification_are_refused():
 def test_kept_operators_without_a_backend_are_decomposed():
     """ExecuTorch raises ``RuntimeError``: "Node ... was not decomposed or delegated"."""
     nobody = Keeps([aten.linear.default], taken=lambda node: False)
-    program = targets_after_lowering(nobody)
+    program = lower_two_layers(nobody)
     assert get_delegates(program.graph) == []
     assert aten.addmm.default in call_targets(program)
     assert aten.linear.default not in call_targets(program)
@@ -844,9 +849,10 @@ def test_the_second_partitioner_gets_whole_operators():
     """ExecuTorch decomposes the operators of the second partitioner for the first one."""
     first = Keeps([aten.silu.default])
     second = Keeps([aten.linear.default])
-    program = targets_after_lowering(first, second)
+    program = lower_two_layers(first, second)
     modules = get_lowered_backend_modules(program.graph_module)
     taken = [t for m in modules for t in call_targets(m.original_module)]
+
     assert sorted(map(str, taken)) == [
         "aten.linear.default",
         "aten.linear.default",
@@ -862,6 +868,7 @@ def test_a_later_partitioner_does_not_open_delegates():
         CapabilityPartitioner(lambda n: None if n.name == "add" else "no", BACKEND),
     )
     second = to_backend(first, CapabilityPartitioner(lambda n: None, "CompilerBackend"))
+
     assert [m.backend_id for m in get_lowered_backend_modules(second.graph_module)] == [
         BACKEND,
         "CompilerBackend",
@@ -888,6 +895,7 @@ def test_a_symbolic_size_is_a_number_for_the_delegate():
         type(spec.arg).__name__
         for spec in inner.original_module.graph_signature.input_specs
     ]
+
     assert sorted(kinds) == ["SymIntArgument", "TensorArgument"]
     assert_close(run_on_host(lowered, torch.ones(7)), torch.sin(torch.ones(7)) + 7)
 
@@ -930,4 +938,5 @@ def test_backends_get_weights_without_a_copy():
             torch.export.export(layer.eval(), (torch.ones(2, 3),)),
             AllNodePartitioner("Looking"),
         )
+
     assert seen == [p.data_ptr() for p in layer.parameters()]

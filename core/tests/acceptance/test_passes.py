@@ -59,6 +59,7 @@ def test_two_delegates_share_the_memory_of_a_constant():
     inner = [
         m.original_module for m in get_lowered_backend_modules(lowered.graph_module)
     ]
+
     assert [buffers(p) for p in inner] == [[("b_const", "const")]] * 2
     assert buffers(lowered) == []
     assert {p.state_dict["const"].data_ptr() for p in inner} == {
@@ -72,10 +73,13 @@ def test_a_constant_may_be_a_keyword_argument():
     x = torch.randn(3)
     const = torch.tensor([1.0, 2.0, 3.0])
     given = export(lambda s, x: (x + s.const, x * s.const), x, const=const)
-    _, user = next(node for node in given.graph.nodes if node.name == "b_const").users
-    user.args, user.kwargs = user.args[:1], {"other": user.args[1]}
+    [product] = [n for n in given.graph.nodes if n.target is aten.mul.Tensor]
+    left, right = product.args
+    product.args = (left,)
+    product.kwargs = {"other": right}
     lowered = to_backend(given, Each(aten.add.Tensor, aten.mul.Tensor))
     modules = get_lowered_backend_modules(lowered.graph_module)
+
     assert [buffers(m.original_module) for m in modules] == [[("b_const", "const")]] * 2
     assert_close(run_on_host(lowered, x), (x + const, x * const))
 
@@ -91,8 +95,10 @@ def test_each_delegate_computes_a_shared_constant_itself():
         x,
         weight=weight,
     )
-    shared = [node for node in given.graph.nodes if node.op == "call_function"]
-    shared[-1].replace_input_with(shared[-2], shared[0])
+    calls = [node for node in given.graph.nodes if node.op == "call_function"]
+    *_, addition = calls
+    first_scaled, second_scaled = calls[0], calls[-2]
+    addition.replace_input_with(second_scaled, first_scaled)
     lowered = to_backend(given, partitioner_for(aten.mul.Tensor, aten.add.Tensor))
     programs = [
         m.original_module for m in get_lowered_backend_modules(lowered.graph_module)
@@ -101,5 +107,6 @@ def test_each_delegate_computes_a_shared_constant_itself():
         [node.name for node in p.graph.nodes if node.op == "call_function"]
         for p in programs
     ]
+
     assert computed == [["mul", "mul_1"], ["mul", "add"]]
     assert_close(run_on_host(lowered, x), torch.tanh(x * (weight * 0.5)) + weight * 0.5)

@@ -4,6 +4,9 @@ A row names the test of ExecuTorch that a test here repeats. Checks of program f
 left out.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import pytest
 import torch
 from delegraph import errors
@@ -113,21 +116,27 @@ def export_recurrent(layer, steps):
     return export(lambda s, x: s.a(x)[0], torch.randn(steps, 2, 4), a=layer(4, 3))
 
 
-SOURCES = {
-    "linear": (export_linear, (torch.randn(2, 4),), [LINEAR], 1),
-    "sdpa": (export_attention, (Q,), [SDPA], 1),
-    "combined": (export_linear_and_attention, (Q,), [SDPA, LINEAR], 3),
-    "upsample": (export_upsample, (Q,), [aten.upsample_bilinear2d.vec], 1),
-    "lstm": (
-        lambda: export_recurrent(nn.LSTM, 10),
-        (torch.randn(10, 2, 4),),
-        [LINEAR],
-        11,
+class Case(NamedTuple):
+    """A program, its input, the operators to keep, and how often they are called."""
+
+    export: Callable
+    x: torch.Tensor
+    operators: list
+    count: int
+
+
+CASES = {
+    "linear": Case(export_linear, torch.randn(2, 4), [LINEAR], 1),
+    "sdpa": Case(export_attention, Q, [SDPA], 1),
+    "combined": Case(export_linear_and_attention, Q, [SDPA, LINEAR], 3),
+    "upsample": Case(export_upsample, Q, [aten.upsample_bilinear2d.vec], 1),
+    "lstm": Case(
+        lambda: export_recurrent(nn.LSTM, 10), torch.randn(10, 2, 4), [LINEAR], 11
     ),
-    "gru": (lambda: export_recurrent(nn.GRU, 3), (torch.randn(3, 2, 4),), [LINEAR], 4),
-    "lstm as a whole": (
+    "gru": Case(lambda: export_recurrent(nn.GRU, 3), torch.randn(3, 2, 4), [LINEAR], 4),
+    "lstm as a whole": Case(
         lambda: export_recurrent(nn.LSTM, 3),
-        (torch.randn(3, 2, 4),),
+        torch.randn(3, 2, 4),
         [aten.lstm.input],
         1,
     ),
@@ -137,27 +146,28 @@ SOURCES = {
 # --- to_edge_transform_and_lower ------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", SOURCES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_each_kept_operator_is_one_delegate(case):
     """torch decomposes an LSTM of ten steps into eleven linear layers.
 
     Row: program.test_to_edge_transform_and_lower
     """
-    make, inputs, operators, count = SOURCES[case]
-    source = make()
+    source = case.export()
     program = to_edge_transform_and_lower(
-        source, partitioner=[Keeps(*operators)]
+        source, partitioner=[Keeps(*case.operators)]
     ).exported_program()
-    assert call_targets(program).count(CALL) == count
-    assert not {*operators} & {*call_targets(program)}
-    kept = [
-        t for m in lowered_modules(program) for t in call_targets(m.original_module)
-    ]
-    assert len(kept) == count
-    assert {*kept} == {*operators}
-    assert_close(
-        run_on_host(program, *inputs), source.module(check_guards=False)(*inputs)
-    )
+
+    assert call_targets(program).count(CALL) == case.count
+    assert set(case.operators).isdisjoint(call_targets(program))
+
+    kept = []
+    for module in lowered_modules(program):
+        kept.extend(call_targets(module.original_module))
+    assert len(kept) == case.count
+    assert set(kept) == set(case.operators)
+
+    expected = source.module(check_guards=False)(case.x)
+    assert_close(run_on_host(program, case.x), expected)
 
 
 def test_a_filter_selects_the_operators_that_stay_whole():
@@ -185,20 +195,21 @@ def test_a_filter_selects_the_operators_that_stay_whole():
         assert_close(run_on_host(program, x), source.module(check_guards=False)(x))
 
 
-# that one is core ATen as it is
-@pytest.mark.parametrize("case", [case for case in SOURCES if case != "upsample"])
-def test_operators_that_a_filter_refuses_are_decomposed(case):
-    make, inputs, operators, _ = SOURCES[case]
-    source = make()
-    refusing = Keeps(*operators, wanted=lambda node: False)
+# upsample is core ATen: nothing decomposes it
+@pytest.mark.parametrize("name", [name for name in CASES if name != "upsample"])
+def test_operators_that_a_filter_refuses_are_decomposed(name):
+    case = CASES[name]
+    source = case.export()
+    refusing = Keeps(*case.operators, wanted=lambda node: False)
     program = to_edge_transform_and_lower(
         source, partitioner=[refusing]
     ).exported_program()
+
     assert CALL not in call_targets(program)
-    assert not {*operators} & {*call_targets(program)}
+    assert set(case.operators).isdisjoint(call_targets(program))
     assert_close(
-        program.module(check_guards=False)(*inputs),
-        source.module(check_guards=False)(*inputs),
+        program.module(check_guards=False)(case.x),
+        source.module(check_guards=False)(case.x),
     )
 
 
@@ -210,6 +221,7 @@ def test_preserve_ops_needs_no_partitioner():
             export_linear(), compile_config=config
         ).exported_program()
     )
+
     assert LINEAR in found
     assert aten.addmm.default not in found
 
@@ -276,6 +288,7 @@ def test_edge_program_may_have_a_loop():
     inputs = (torch.tensor(3), torch.randn(2, 2))
     source = export(loop, *inputs, layer=nn.Linear(2, 2), step=torch.tensor(1))
     program = to_edge(source).exported_program()
+
     assert torch.ops.higher_order.while_loop in call_targets(program)
     assert_close(
         program.module(check_guards=False)(*inputs),
@@ -295,6 +308,7 @@ def test_checks_of_a_number_read_from_a_tensor_stay():
     inputs = (torch.randn(10), torch.tensor([3]))
     source = export(function, *inputs)
     program = to_edge(source).exported_program()
+
     assert [(r.lower, r.upper) for r in program.range_constraints.values()] == [(1, 3)]
     assert_close(program.module(check_guards=False)(*inputs), inputs[0][3:4])
 
@@ -343,6 +357,7 @@ def test_product_of_dynamic_shapes_is_valid():
         torch.export.export(model, inputs, dynamic_shapes=shapes)
     ).exported_program()
     other = (torch.randn(1, 5, 7), torch.randn(1, 7, 5))
+
     assert_close(program.module(check_guards=False)(*other), model(*other))
     assert {(r.lower, r.upper) for r in program.range_constraints.values()} == {
         (2, 100)
@@ -414,6 +429,7 @@ def test_transform_changes_all_methods_of_a_copy():
     changed = edge.transform([AddToMul()])
     x = torch.full((1,), 2.0)
     y = torch.full((1,), 3.0)
+
     assert changed.methods == edge.methods
     assert changed.config_methods == edge.config_methods
     assert_close(run_method(changed, "forward", x, y), x * y * x)
@@ -504,6 +520,7 @@ def test_a_wrong_suffix_is_refused_before_writing(tmp_path):
     for name in ("model.pt", "model"):
         with pytest.raises(ValueError, match="format"):
             lowered.save(tmp_path / name)
+
     assert not list(tmp_path.iterdir())
 
 
@@ -517,6 +534,7 @@ def test_each_step_of_a_manager_keeps_the_configuration():
     )
     assert edge.compile_config is config
     assert edge.compile_config.check_validity
+
     lowered = edge.transform([]).to_backend(
         partitioner_for(LINEAR, backend="ExecutorBackend")
     )
@@ -544,6 +562,7 @@ def test_lowering_does_not_change_the_configuration():
     to_edge_transform_and_lower(
         export_linear_and_attention(), partitioner=[Keeps(SDPA)], compile_config=config
     )
+
     assert kept == [LINEAR]
     assert config.preserve_ops == (LINEAR,)
     with pytest.raises(AttributeError):
@@ -556,6 +575,7 @@ def test_kept_operators_that_return_views_stay_whole():
     program = to_edge_transform_and_lower(
         source, partitioner=[Keeps(*kept)]
     ).exported_program()
+
     assert [call_targets(m.original_module) for m in lowered_modules(program)] == [
         [op] for op in kept
     ]
@@ -578,6 +598,7 @@ def test_failed_writes_raise_and_leave_no_file(tmp_path):
     with pytest.raises(OSError, match="cannot write") as caught:
         delegate.save(tmp_path / "missing" / "blob.bin")
     assert isinstance(caught.value, errors.WriteError)
+
     delegate.save(tmp_path / "blob.bin")
     assert [path.name for path in tmp_path.iterdir()] == ["blob.bin"]
 
@@ -590,6 +611,7 @@ def test_no_tag_or_weight_of_a_delegate_stays_behind():
     assert all("delegation_tag" not in node.meta for node in program.graph.nodes)
     assert [k for k, _ in program.graph_module.named_children()] == ["lowered_module_0"]
     assert not program.state_dict
+
     shared = export(lambda s, x: (x * s.c) - s.c, torch.ones(2), c=torch.ones(2))
     edge = (
         to_edge(shared).to_backend(partitioner_for(aten.mul.Tensor)).exported_program()
