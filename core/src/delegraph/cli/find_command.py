@@ -46,6 +46,7 @@ def find_command(name: str) -> type[Command] | _PluginCommand:
     or PluginBroken.
     """
     if name in BUILT_IN:
+        # no file of the working directory can shadow a module of this package
         command: type[Command] = load(BUILT_IN[name].target, installed=False)
         return command
     return _PluginCommand(default_registry().get(CommandSpec, name))

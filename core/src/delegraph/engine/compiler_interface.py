@@ -83,9 +83,9 @@ class Compiled(NamedTuple):
 
 
 class Session(Protocol):
-    """A context manager with the work of a ``Compiler`` for one lowering.
+    """Does the work of a ``Compiler`` during one lowering, which is its ``with`` block.
 
-    ``notes`` are read at the end of the lowering.
+    At the end of the block, the lowering copies ``notes`` into the report.
     """
 
     @property
@@ -101,7 +101,7 @@ class Session(Protocol):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the session."""
+        """End the session, for example its worker processes."""
 
     def partition(
         self, partitioner: Partitioner, program: ExportedProgram

@@ -1,7 +1,8 @@
 """The step ``decompose-and-partition``: assigns each call to a partition or the host.
 
-A first plan shows which checks go to the host, which constants are computed, and which
-subgraphs are decomposed. After each such change, the program is planned again.
+A first plan shows which checks (assertions of the program) go to the host, which
+constants are computed, and which subgraphs are decomposed. After each such change, the
+program is planned again.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from .partition_records import Plan, Tags
 class Planner:
     """Makes the plans of one backend for all methods.
 
-    ``decomposer`` None: operators are not decomposed. ``folds_constants``: compute
-    calls on constants that the backend refuses. ``whole``: the one partition of a
-    method is called with all inputs of its program. ``notes``: lines for the report.
+    ``decomposer`` None: operators are not decomposed. ``folds_constants``: if the
+    backend refuses a call whose operands are constants, the call is computed now.
+    ``whole``: a method that becomes a single partition passes it all of its inputs,
+    also unused ones. ``notes``: lines for the report.
     """
 
     def __init__(

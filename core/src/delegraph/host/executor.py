@@ -426,7 +426,9 @@ class PinnedInput(NamedTuple):
 
 
 class Method:
-    """A method's program, calling convention and graph, shared by all of its instances.
+    """The fixed part of a method: its program, its calling convention and its graph.
+
+    All ``Executable`` objects of the method share it; each has its own buffers.
 
     ``written``: positions of inputs that the program writes. ``copied``: (position of
     an output, position of the input that it is copied to). ``stored``: (position of an
@@ -457,8 +459,8 @@ class Method:
     @cached_property
     def buffers(self) -> list[tuple[Node, InputSpec]]:
         """Return placeholder and spec of each buffer that the program writes."""
-        written = written_targets(self.program)
-        return [(n, s) for n, s in placeholders(self.program) if s.target in written]
+        names = written_targets(self.program)
+        return [(n, s) for n, s in placeholders(self.program) if s.target in names]
 
     @cached_property
     def graph(self) -> Graph:

@@ -35,7 +35,7 @@ _PARAMETER = re.compile(r"arg(?<![\w.]arg)\d+_\d+(?!\w)")
 class Notation:
     """Writes the values of one program with the user's names.
 
-    ``nodes``: the nodes of its graph without subgraphs, in order. A symbolic size
+    ``nodes``: the nodes of its graph, in order, but not those of subgraphs. A symbolic size
     (``s77``) gets the name that the user gave it, as in ``Dim("batch")``. Program files
     do not keep these names. A size without such a name is named after the value that
     has it: ``x.size(0)``.
@@ -66,11 +66,12 @@ class Notation:
 
     @cached_property
     def _operands(self) -> dict[str, str]:
-        """Return name of an input of a loop body -> name of the value that the loop
-        starts with.
+        """Return a mapping from inputs of loop bodies to values of the program, by name.
 
-        Left out are names that several bodies use for different values, and names that
-        a node of the program has, too.
+        For example, a body calls ``hidden`` ``arg0_1``. The program passes ``hidden``
+        to the loop as the first value of ``arg0_1``, and users know only this name.
+        Names that are not unique are left out: several bodies use them for different
+        values, or a node of the program has the same name.
         """
         nodes = list(self._nodes)
         # each body has its own ``arg0_1``, so one name may stand for several values
