@@ -1,6 +1,4 @@
-"""What a shell offers after TAB, asked of the program and of bash itself with the
-script that the guide names.
-"""
+"""Completion after TAB: by the program itself, and in bash with the line of the guide."""
 
 import re
 import shutil
@@ -53,8 +51,9 @@ class Profile:
 
 @pytest.fixture
 def completions_of(site, tmp_path):
-    """What is offered for the end of a line behind ``delegraph``, by a process in a
-    folder with a few files.
+    """Return a function that lists the completions of a typed ``delegraph`` line.
+
+    It runs a process in a folder with a few files.
     """
     site.plugin("acme-npu", PLUGIN)
     (site.folder / "acme_npu_command.py").write_text(COMMAND)
@@ -67,22 +66,19 @@ def completions_of(site, tmp_path):
         variables = {
             "COMP_LINE": line,
             "COMP_POINT": str(len(line)),
-            "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
-        }
-        variables |= {
+            "DELEGRAPH_PLUGINS": "acme-npu",
             "_ARGCOMPLETE": "1",
             "_ARGCOMPLETE_IFS": "\n",
-            "DELEGRAPH_PLUGINS": "acme-npu",
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
         }
         completed = run_python(
             "-c", program, path=site.folder, cwd=tmp_path, **variables
         )
-        assert completed.stdout == completed.stderr == ""
-        return sorted(
-            word.rstrip()
-            for word in (answer.read_text() if answer.exists() else "").split("\n")
-            if word
-        )
+        assert completed.stdout == ""
+        assert completed.stderr == ""
+        if not answer.exists():
+            return []
+        return sorted(word.rstrip() for word in answer.read_text().split("\n") if word)
 
     return ask
 
@@ -117,7 +113,7 @@ def completions_of(site, tmp_path):
         ("completion ", ["bash", "fish", "zsh"]),
     ],
 )
-def test_completion_offers_what_fits_the_line(completions_of, typed, offered):
+def test_tab_completes_commands_flags_and_values(completions_of, typed, offered):
     assert completions_of(typed) == offered
 
 
@@ -134,6 +130,7 @@ def leave(code):
 os._exit = leave
 main()
 """
+
     assert completions_of("lower net.py --backend npu-", program) == ["npu-of-ours"]
 
 
@@ -145,7 +142,7 @@ def test_each_shell_has_a_completion_script(shell):
 
 
 def run_bash(script, tmp_path):
-    """Run bash with a ``delegraph`` on its path, as an installation has one."""
+    """Run a bash script with an installed ``delegraph`` on its path."""
     program = tmp_path / "bin" / "delegraph"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m delegraph "$@"\n')
@@ -169,6 +166,7 @@ def test_bash_completes_with_the_line_of_the_guide(tmp_path):
     type_ "delegraph lower net.py --option=tosa.sp"
     """
     shown = run_bash(script, tmp_path)
+
     assert shown.stderr == ""
     assert [line.rstrip() for line in shown.stdout.splitlines()] == [
         "delegraph bac -> backends",

@@ -1,6 +1,4 @@
-"""The command line: what it prints, its exit codes, and that an error is one paragraph
-and leaves nothing behind.
-"""
+"""The command line: its output, its exit codes and its errors."""
 
 import json
 import re
@@ -32,25 +30,14 @@ def test_lower_prints_the_report(model, capsys):
     assert err == ""
 
 
-def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
+def test_lower_writes_the_file_and_the_report(model, tmp_path, capsys):
     output = tmp_path / "net.echo"
     report = tmp_path / "report.json"
+    lower = ("lower", model, "--backend", "echo", "--option", "echo.all=yes")
     code, out, _ = run_command(
-        capsys,
-        *(
-            "lower",
-            model,
-            "--backend",
-            "echo",
-            "--option",
-            "echo.all=yes",
-            "-o",
-            output,
-            "--verify",
-            "--report",
-            report,
-        ),
+        capsys, *lower, "-o", output, "--verify", "--report", report
     )
+
     assert code == 0
     assert output.read_bytes() == b"program 0"
     assert "largest error 0" in out
@@ -78,6 +65,7 @@ def test_the_suffix_of_the_report_chooses_its_form(
         capsys, "lower", model, "--backend", "echo", "--report", tmp_path / name
     )
     written = (tmp_path / name).read_text()
+
     assert code == 0
     assert written.startswith(start)
     assert written.endswith("\n")
@@ -86,42 +74,29 @@ def test_the_suffix_of_the_report_chooses_its_form(
 
 def test_verbose_shows_more_of_each_delegate(model, tmp_path, capsys):
     _, brief, _ = run_command(capsys, "lower", model, "--backend", "echo")
+    report = tmp_path / "r.txt"
     code, out, _ = run_command(
-        capsys,
-        "lower",
-        model,
-        "--backend",
-        "echo",
-        "-v",
-        "--report",
-        tmp_path / "r.txt",
+        capsys, "lower", model, "--backend", "echo", "-v", "--report", report
     )
-    more = [
+
+    more = {
         "      operators: 1 x aten.relu.default",
         "      inputs: sin: float32[2, 3]",
         "      outputs: relu: float32[2, 3]",
-    ]
+    }
+
     assert code == 0
-    assert set(more) <= {*out.splitlines()}
-    assert not {*more} & {*brief.splitlines()}
-    assert {*more} <= {*(tmp_path / "r.txt").read_text().splitlines()}
+    assert more <= set(out.splitlines())
+    assert more.isdisjoint(brief.splitlines())
+    assert more <= set(report.read_text().splitlines())
 
 
-def test_lower_as_json(model, tmp_path, capsys):
+def test_lower_prints_json(model, tmp_path, capsys):
     output = tmp_path / "net.echo"
-    code, out, _ = run_command(
-        capsys,
-        "lower",
-        model,
-        "--option",
-        "echo.all=1",
-        "--backend=echo",
-        "-o",
-        output,
-        "--verify",
-        "--json",
-    )
+    lower = ("lower", model, "--backend=echo", "--option", "echo.all=1")
+    code, out, _ = run_command(capsys, *lower, "-o", output, "--verify", "--json")
     found = json.loads(out)
+
     assert code == 0
     assert found["schema"] == "delegraph.lower/1"
     assert found["report"]["host_operators"] == 0
@@ -142,6 +117,7 @@ def test_lower_takes_an_exported_program(tmp_path, echo, capsys):
     code, out, _ = run_command(
         capsys, "lower", tmp_path / "net.pt2", "--backend", "echo", "--verify"
     )
+
     assert code == 0
     assert "1 of 1 operator delegated" in out
     assert "largest error 0" in out
@@ -161,111 +137,147 @@ def test_a_model_file_finds_its_neighbours(model, capsys):
     assert code == 0
 
 
+MODEL_FUNCTION = """
+import torch
+
+def {name}:
+    return torch.nn.{layer}().eval(), (torch.ones(2),)
+"""
+
+
 @pytest.mark.parametrize(
-    ("text", "chosen"),
+    ("functions", "operator"),
     [
-        ("def model(): return 1\ndef net(): return 2\ndef other(): return 3", 1),
-        ("def net(): return 2\ndef other(): return 3", 2),
+        ({"model()": "ReLU", "net()": "Tanh"}, "aten.relu.default"),
+        ({"net()": "Tanh", "other()": "ReLU"}, "aten.tanh.default"),
         (
-            (
-                "def other(): return 3\ndef _hidden(): return 4\ndef with_argument(x):"
-                " return 5"
-            ),
-            3,
+            {"other()": "ReLU", "_hidden()": "Tanh", "with_argument(x)": "Tanh"},
+            "aten.relu.default",
         ),
     ],
+    ids=["named_model", "first_of_two", "neither_hidden_nor_with_argument"],
 )
-def test_which_function_is_the_model(tmp_path, text, chosen, capsys):
-    (tmp_path / "net.py").write_text(
-        text.replace("return ", "return torch, ").replace("def", "import torch\ndef", 1)
-    )
-    from delegraph.command.load_model import _find_function, _run_file
+def test_the_model_function_is_chosen_by_name_and_order(
+    tmp_path, echo, functions, operator, capsys
+):
+    path = tmp_path / "net.py"
+    definitions = [
+        MODEL_FUNCTION.format(name=name, layer=layer)
+        for name, layer in functions.items()
+    ]
+    path.write_text("".join(definitions))
 
-    assert (
-        _find_function(_run_file(tmp_path / "net.py"), tmp_path / "net.py", None)()[1]
-        == chosen
-    )
+    code, out, _ = run_command(capsys, "lower", path, "--backend", "echo", "-v")
+
+    assert code == 0
+    assert f"operators: 1 x {operator}" in out
 
 
-def test_wrong_usage(model, tmp_path, capsys):
-    lower = ("lower", model, "--backend", "echo")
-    run_failing(capsys, code=2, error="usage-invalid")
-    run_failing(capsys, "lwer", code=2, error="usage-invalid")
-    run_failing(capsys, "lower", code=2, error="usage-invalid")
-    run_failing(capsys, "lower", tmp_path / "absent.py", code=2, error="usage-invalid")
-    run_failing(capsys, "lower", tmp_path / "net.onnx", code=2, error="usage-invalid")
+@pytest.mark.parametrize(
+    "arguments", [[], ["lwer"], ["lower"], ["lower", "absent.py"], ["lower", "a.onnx"]]
+)
+def test_wrong_usage_exits_with_two(capsys, arguments):
+    run_failing(capsys, *arguments, code=2, error="usage-invalid")
+
+
+@pytest.mark.parametrize("function", ["nothing", ""])
+def test_a_missing_model_function_is_named(model, capsys, function):
+    path = f"{model}:{function}"
     message = run_failing(
-        capsys, "lower", f"{model}:nothing", *lower[2:], code=2, error="usage-invalid"
+        capsys, "lower", path, "--backend", "echo", code=2, error="usage-invalid"
     )
-    assert "no function 'nothing'" in message
-    message = run_failing(
-        capsys, "lower", f"{model}:", *lower[2:], code=2, error="usage-invalid"
-    )
-    assert "no function ''" in message
-    wrong = run_failing(
-        capsys, "lower", model, "--backend", "ecko", code=2, error="backend-not-found"
-    )
-    assert "did you mean 'echo'" in wrong
-    wrong = run_failing(
-        capsys, *lower, "--option", "echo.al=1", code=2, error="option-invalid"
-    )
-    assert "did you mean 'all'" in wrong
-    wrong = run_failing(
-        capsys, *lower, "--option", "echo.level=3", code=2, error="option-invalid"
-    )
-    assert "one of 1, 2, not 3" in wrong
-    run_failing(
-        capsys, *lower, "--option", "other.level=3", code=2, error="option-invalid"
-    )
-    wrong = run_failing(
-        capsys, *lower, "-o", tmp_path / "net.bin", code=2, error="format-not-found"
-    )
-    assert "file formats: " in wrong
-    assert ".echo" in wrong
+    assert f"no function '{function}'" in message
 
 
-def test_failing_models_and_files_end_with_a_message(model, tmp_path, capsys):
-    lower = ("--backend", "echo")
-    run_failing(capsys, "lower", f"{model}:training", *lower, error="training-mode")
-    wrong = run_failing(
-        capsys, "lower", f"{model}:failing", *lower, error="input-invalid"
-    )
-    assert "ValueError: no weights here" in wrong
-    assert "net.py:15, in failing" in wrong
-    message = run_failing(
-        capsys, "lower", f"{model}:wrong", *lower, error="input-invalid"
-    )
-    assert "returned an int" in message
-    wrong = run_failing(
-        capsys, "lower", model, *lower, "--require-full", error="not-fully-delegated"
-    )
-    assert "aten.sin.default" in wrong
-    assert "net.py:6" in wrong
-    code, out, err = run_command(
-        capsys, "lower", model, *lower, "-o", tmp_path / "net.echo"
-    )
+@pytest.mark.parametrize(
+    ("flags", "error", "text"),
+    [
+        (["--backend", "ecko"], "backend-not-found", "did you mean 'echo'"),
+        (["--option", "echo.al=1"], "option-invalid", "did you mean 'all'"),
+        (["--option", "echo.level=3"], "option-invalid", "one of 1, 2, not 3"),
+        (["--option", "other.level=3"], "option-invalid", "other"),
+    ],
+)
+def test_wrong_backends_and_options_are_named(model, capsys, flags, error, text):
+    lower = ["lower", model]
+    if "--backend" not in flags:
+        lower += ["--backend", "echo"]
+    assert text in run_failing(capsys, *lower, *flags, code=2, error=error)
+
+
+def test_an_unknown_suffix_lists_the_file_formats(model, tmp_path, capsys):
+    lower = ("lower", model, "--backend", "echo", "-o", tmp_path / "net.bin")
+    message = run_failing(capsys, *lower, code=2, error="format-not-found")
+    assert "file formats: " in message
+    assert ".echo" in message
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "texts"),
+    [
+        ("training", "training-mode", []),
+        (
+            "failing",
+            "input-invalid",
+            ["ValueError: no weights here", "net.py:15, in failing"],
+        ),
+        ("wrong", "input-invalid", ["returned an int"]),
+    ],
+)
+def test_failing_model_functions_end_with_a_message(
+    model, tmp_path, capsys, function, error, texts
+):
+    path = f"{model}:{function}"
+    message = run_failing(capsys, "lower", path, "--backend", "echo", error=error)
+    for text in texts:
+        assert text in message
+    assert files_of(tmp_path) == ["net.py"]
+
+
+def files_of(folder):
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
+
+
+def test_require_full_names_the_refused_operator_and_its_line(model, capsys):
+    lower = ("lower", model, "--backend", "echo", "--require-full")
+    message = run_failing(capsys, *lower, error="not-fully-delegated")
+    assert "aten.sin.default" in message
+    assert "net.py:6" in message
+
+
+def test_a_file_of_one_delegate_needs_full_delegation(model, tmp_path, capsys):
+    lower = ("lower", model, "--backend", "echo", "-o", tmp_path / "net.echo")
+    code, out, err = run_command(capsys, *lower)
+
+    report, error, _ = err.partition("error [not-fully-delegated]")
     assert code == 1
     assert out == ""
-    assert "echo has no sin" in err.partition("error [not-fully-delegated]")[0]
+    assert error
+    assert "echo has no sin" in report
+    assert files_of(tmp_path) == ["net.py"]
+
+
+def test_a_syntax_error_of_the_model_file_is_shown(model, capsys):
     model.write_text("def (:")
-    message = run_failing(capsys, "lower", model, *lower, error="input-invalid")
-    assert "SyntaxError" in message
-    (tmp_path / "net.pt2").write_bytes(b"no archive")
     message = run_failing(
-        capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid"
+        capsys, "lower", model, "--backend", "echo", error="input-invalid"
     )
+    assert "SyntaxError" in message
+
+
+def test_damaged_pt2_files_are_refused(tmp_path, echo, capsys):
+    path = tmp_path / "net.pt2"
+    lower = ("lower", path, "--backend", "echo")
+
+    path.write_bytes(b"no archive")
+    message = run_failing(capsys, *lower, error="format-invalid")
     assert "zip" in message.lower()
-    with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:
+
+    with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("loose", b"")
-    wrong = run_failing(
-        capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid"
-    )
-    assert "not in a subdirectory" in wrong
-    assert "warnings above" not in wrong
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
-        "net.pt2",
-        "net.py",
-    ]
+    message = run_failing(capsys, *lower, error="format-invalid")
+    assert "not in a subdirectory" in message
+    assert "warnings above" not in message
 
 
 def test_an_interrupt_that_the_model_raises_ends_the_command(model, capsys):
@@ -279,21 +291,17 @@ def test_an_interrupt_that_the_model_raises_ends_the_command(model, capsys):
 def test_unwritable_path_is_refused_before_the_model_runs(model, tmp_path, capsys):
     model.write_text("raise SystemExit('the model ran')")
     lower = ("lower", model, "--backend", "echo")
+    missing_folder = tmp_path / "no_folder" / "net.echo"
+    folder = tmp_path / "folder.echo"
+    folder.mkdir()
+
     for option in ("-o", "--report"):
-        run_failing(
-            capsys,
-            *lower,
-            option,
-            tmp_path / "no_folder" / "net.echo",
-            error="write-failed",
-        )
-    (tmp_path / "folder.echo").mkdir()
-    message = run_failing(
-        capsys, *lower, "-o", tmp_path / "folder.echo", error="write-failed"
-    )
+        run_failing(capsys, *lower, option, missing_folder, error="write-failed")
+    message = run_failing(capsys, *lower, "-o", folder, error="write-failed")
     assert "is a folder" in message
+
     message = run_failing(capsys, *lower, error="input-invalid")
-    assert "the model ran" in message
+    assert "the model ran" in message, "it runs if the path is writable"
 
 
 class LyingRuntime(EchoRuntime):
@@ -317,6 +325,7 @@ def test_wrong_results_fail_and_write_nothing(model, tmp_path, capsys, monkeypat
     message = run_failing(capsys, *lower, error="verification-failed")
     assert "does not agree with eager" in message
     assert not (tmp_path / "net.echo").exists()
+
     code, _, _ = run_command(capsys, *lower, "--tolerance", "100")
     assert code == 0
 
@@ -330,13 +339,13 @@ def test_debug_shows_the_traceback(model, capsys):
     assert "no weights here" in err
 
 
-def test_a_defect_is_one_paragraph_too(model, capsys, monkeypatch):
+def test_an_internal_error_is_one_paragraph(model, capsys, monkeypatch):
     monkeypatch.setattr("delegraph.api.lower", lambda *a, **k: 1 / 0)
     message = run_failing(capsys, "lower", model, "--backend", "echo", error="internal")
     assert "ZeroDivisionError" in message
 
 
-def test_backends(site):
+def test_backends_lists_working_and_broken_plugins(site):
     site.backend("chip-vendor", "npu", summary="a chip", formats=(".npu",))
     site.plugin("bad-one", "raise ValueError('no luck')")
     completed = run_python("-m", "delegraph", "backends", path=site.folder)
@@ -346,10 +355,12 @@ def test_backends(site):
     )
     assert "bad-one (bad-one 1.0) is broken: ValueError: no luck" in completed.stdout
     assert completed.stderr == ""
+
     found = json.loads(
         run_python("-m", "delegraph", "backends", "--json", path=site.folder).stdout
     )
     assert found["schema"] == "delegraph.backends/1"
+
     row = next(b for b in found["backends"] if b["name"] == "npu")
     assert row["status"] == "ok"
     assert row["distribution"] == "chip-vendor"
@@ -414,6 +425,7 @@ def test_broken_unused_plugin_is_a_warning_on_stderr(site, model):
     completed = run_python(
         "-m", "delegraph", "lower", str(model), "--backend", "absent", path=site.folder
     )
+
     assert (
         "warning: bad-one of bad-one 1.0 is broken: ValueError: no luck"
         in completed.stderr
@@ -435,9 +447,7 @@ def test_listing_and_help_import_no_torch_or_numpy(command):
     assert completed.returncode == 0, completed.stderr
 
 
-def test_listing_many_plugins_imports_no_torch_or_numpy(
-    site,
-):
+def test_listing_many_plugins_imports_no_torch_or_numpy(site):
     for k in range(150):
         site.plugin(
             f"chip-{k}",
@@ -456,26 +466,20 @@ def test_listing_many_plugins_imports_no_torch_or_numpy(
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     completed = run_python("-c", program, path=site.folder)
+    row = re.compile(r"^npu-\d+ +ok +chip-\d+ 1\.0 +a chip$", re.MULTILINE)
+
     assert completed.returncode == 0, completed.stderr
-    assert (
-        len(
-            re.findall(
-                r"^npu-\d+ +ok +chip-\d+ 1\.0 +a chip$", completed.stdout, re.MULTILINE
-            )
-        )
-        == 150
-    )
+    assert len(row.findall(completed.stdout)) == 150
 
 
-def test_python_minus_m_is_the_command(tmp_path):
-    """Same results, same exit codes, and usage that names the command as it is
-    installed.
-    """
+def test_python_minus_m_behaves_like_the_command(tmp_path):
     completed = run_python("-m", "delegraph", "--version")
     assert completed.returncode == 0
     assert completed.stdout == f"delegraph {delegraph.__version__}\n"
+
     completed = run_python("-m", "delegraph", "backends", "--json")
     assert json.loads(completed.stdout)["schema"] == "delegraph.backends/1"
+
     completed = run_python("-m", "delegraph", "lower")
     assert completed.returncode == 2
     assert completed.stdout == ""
@@ -498,20 +502,20 @@ def test_python_minus_m_runs_nothing_of_the_working_directory(tmp_path, module):
     )
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "model.py").write_text(program)
-    command = (
-        ["lower", "folder/model.py", "--backend", "tosa"]
-        if module == "torch"
-        else ["backends"]
-    )
+    command = ["backends"]
+    if module == "torch":  # ``backends`` does not import torch
+        command = ["lower", "folder/model.py", "--backend", "tosa"]
     completed = run_python("-m", "delegraph", *command, cwd=tmp_path)
+
     assert completed.returncode == 0, completed.stderr
     assert "it ran" not in completed.stdout + completed.stderr, completed.stderr
 
 
-def test_a_plugin_that_ends_the_process_is_a_row(site):
+def test_a_plugin_that_ends_the_process_is_listed_as_broken(site):
     site.plugin("bad-one", "import os\nos._exit(0)", version="0.7")
     site.backend("chip-vendor", "npu")
     completed = run_python("-m", "delegraph", "backends", path=site.folder)
+
     assert (
         f"is broken: os._exit(0) was called ({site.folder / 'bad_one.py'}:2)"
         in completed.stdout
@@ -520,16 +524,16 @@ def test_a_plugin_that_ends_the_process_is_a_row(site):
 
 
 def test_version_and_help_are_printed(capsys):
-    assert run_command(capsys, "--version")[:2] == (
-        0,
-        f"delegraph {delegraph.__version__}\n",
-    )
+    code, out, _ = run_command(capsys, "--version")
+    assert code == 0
+    assert out == f"delegraph {delegraph.__version__}\n"
+
     code, out, _ = run_command(capsys, "lower", "--help")
     assert code == 0
     assert "--require-full" in out
 
 
-def test_json_has_no_infinities():
+def test_json_writes_infinities_as_null():
     content = {"x": [float("inf"), float("nan"), 1.5], "type": int}
     assert json.loads(as_json(Outcome("s/1", content, ""))) == {
         "schema": "s/1",
@@ -538,7 +542,7 @@ def test_json_has_no_infinities():
     }
 
 
-def test_a_closed_pipe_is_quiet():
+def test_a_closed_pipe_prints_no_error():
     completed = subprocess.run(
         f"{sys.executable} -m delegraph backends -v | true",
         shell=True,
@@ -549,7 +553,7 @@ def test_a_closed_pipe_is_quiet():
 
 
 @pytest.mark.parametrize("command", ["lower", "backends --json"])
-def test_a_requirement_that_was_uninstalled(command):
+def test_a_missing_requirement_is_named(command):
     program = (
         "import sys; sys.modules['pluggy'] = None; from delegraph.cli import main;"
         f" exit(main({command.split()}))"
@@ -558,6 +562,7 @@ def test_a_requirement_that_was_uninstalled(command):
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     said = completed.stdout + completed.stderr
+
     assert completed.returncode == 1
     assert "Traceback" not in said
     assert "requirement-missing" in said

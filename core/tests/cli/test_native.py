@@ -1,4 +1,4 @@
-"""Native code that prints to descriptor 1, and Python code that exits."""
+"""Native code may print to descriptor 1, and Python code may exit: both stay visible."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ PLACE = (
 
 @pytest.fixture
 def run_delegraph(site, tmp_path):
-    """Runs the command line in a process of its own, where the plugin does ``act``."""
+    """Return a function that runs the command line in a process, with a plugin that
+    executes ``act``.
+    """
     site.plugin("acme-rough", PLUGIN, version="1.5")
     (tmp_path / "net.py").write_text(MODEL)
     path = os.pathsep.join([str(site.folder), *filter(None, sys.path)])
@@ -96,21 +98,20 @@ LOWER = ("lower", "net.py", "--backend", "rough")
 
 
 def test_json_survives_native_prints(run_delegraph):
-    """What is written at once, and what lies in a buffer of C until the process ends; a
-    child process's too.
-    """
+    """C keeps ``printf`` in a buffer until the process ends."""
     act = (
         "C.printf(b'from a buffer\\n'); os.write(1, b'at once\\n'); print('from"
         " Python'); os.system('echo a child')"
     )
     completed = run_delegraph(act, *LOWER, "--json")
+
     assert json.loads(completed.stdout)["schema"] == "delegraph.lower/1"
     assert completed.returncode == 0
     for text in ("from a buffer", "at once", "from Python", "a child"):
         assert text in completed.stderr
 
 
-def test_a_command_that_exits_has_failed(run_delegraph):
+def test_an_exit_in_a_command_is_a_failure(run_delegraph):
     completed = run_delegraph("raise SystemExit(0)", "rough", "--json")
     found = json.loads(completed.stdout)
     assert completed.returncode == 1
@@ -118,7 +119,7 @@ def test_a_command_that_exits_has_failed(run_delegraph):
     assert found["raised_by"] == "run of Rough (acme-rough 1.5)"
 
 
-def test_a_plugin_that_exits_has_failed_in_one_paragraph(run_delegraph):
+def test_an_exit_in_preprocess_is_a_failure_with_its_line(run_delegraph):
     completed = run_delegraph("raise SystemExit(0)", *LOWER)
     assert completed.returncode == 1
     assert "plugin-crashed" not in completed.stderr
@@ -126,7 +127,7 @@ def test_a_plugin_that_exits_has_failed_in_one_paragraph(run_delegraph):
     assert "net.py:6, in forward: return torch.relu(x)" in completed.stderr
 
 
-def test_an_exit_of_anything_else_is_no_success(capsys, monkeypatch):
+def test_an_exit_in_delegraph_is_a_failure(capsys, monkeypatch):
     def leave(*_):
         raise SystemExit(0)
 
@@ -135,7 +136,7 @@ def test_an_exit_of_anything_else_is_no_success(capsys, monkeypatch):
     assert "SystemExit" in capsys.readouterr().err
 
 
-def test_descriptors_are_as_before(capfd):
+def test_stdout_is_restored_after_nested_redirections(capfd):
     os.write(1, b"before\n")
     with stdout_kept():
         os.write(1, b"inside\n")

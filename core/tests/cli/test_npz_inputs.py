@@ -1,4 +1,4 @@
-"""``read_inputs``: arrays of an ``.npz`` file in place of the example inputs."""
+"""Arrays of an ``.npz`` file replace the example inputs."""
 
 import random
 
@@ -17,7 +17,7 @@ class Keywords(torch.nn.Module):
 
 @pytest.fixture
 def example():
-    """Keyword arguments in another order than in ``forward``."""
+    """Return example inputs whose keywords are in another order than in ``forward``."""
     a = {"l": torch.zeros(1), "k": torch.zeros(1)}
     return (torch.zeros(1),), {"factor": 2, "b": torch.zeros(1), "a": a}
 
@@ -58,4 +58,5 @@ def test_damaged_archives_are_input_errors(tmp_path):
         except InputError as error:
             assert "is not a readable .npz file" in str(error)
             refused += 1
+
     assert refused > 200

@@ -1,4 +1,4 @@
-"""The process of a command: its exit code, and what plugins and signals do to it."""
+"""The process of a command survives plugins that crash, exit, print or hang."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Rough:
 
 
 class Process(subprocess.Popen):
-    """Is killed where a test fails, which would wait for its end without end otherwise."""
+    """A process that is killed if the test fails, instead of waited for."""
 
     def __exit__(self, kind, *raised):
         if kind is not None:
@@ -59,8 +59,9 @@ class Process(subprocess.Popen):
 
 @pytest.fixture
 def start_delegraph(site, tmp_path):
-    """Starts the command line where a plugin does ``act`` ``when`` that comes; a good
-    plugin is there, too.
+    """Return a function that starts ``delegraph`` with a plugin that executes ``act``.
+
+    ``when`` is "command" or "light import". A second plugin works.
     """
     site.plugin("acme-rough", LIGHT, version="1.5", module="acme_rough_light")
     (site.folder / "acme_rough_command.py").write_text(COMMAND)
@@ -84,7 +85,7 @@ def start_delegraph(site, tmp_path):
 
 @pytest.fixture
 def run_delegraph(start_delegraph):
-    """The same, and waits for its end."""
+    """Return a function that starts ``delegraph`` the same way, and waits for its end."""
 
     def run(when, act, *arguments):
         with start_delegraph(when, act, *arguments) as process:
@@ -106,7 +107,7 @@ def test_native_crash_shows_the_file_of_the_plugin(run_delegraph, when):
 
 
 @pytest.mark.parametrize("act", ["os._exit(0)", "sys.exit(0)"])
-def test_an_exit_of_a_plugin_at_work_is_its_failure(run_delegraph, act):
+def test_an_exit_in_a_command_is_a_failure_of_the_plugin(run_delegraph, act):
     completed = run_delegraph("command", act, "rough", "--json")
     found = json.loads(completed.stdout)
     assert completed.returncode == 1
@@ -130,6 +131,7 @@ def test_prints_of_a_light_module_do_not_reach_stdout(run_delegraph):
         " buffer\\n')"
     )
     completed = run_delegraph("light import", act, "backends", "--json")
+
     assert json.loads(completed.stdout)["schema"] == "delegraph.backends/1"
     for text in ("from Python", "at once", "from a buffer"):
         assert text in completed.stderr
@@ -139,6 +141,7 @@ def test_a_light_module_that_hangs_shows_its_stack(run_delegraph, site):
     patch = "import delegraph.discovery.import_by_name as module\nmodule.HANG = 0.2\n"
     (site.folder / "sitecustomize.py").write_text(patch)
     completed = run_delegraph("light import", "C.usleep(600_000)", "backends")
+
     assert completed.returncode == 0
     assert re.search(r"^good +ok ", completed.stdout, re.MULTILINE)
     assert re.search(
@@ -155,6 +158,7 @@ def test_teardown_of_native_code_does_not_change_the_exit_code(run_delegraph):
         " None, None)"
     )
     completed = run_delegraph("command", act, "rough")
+
     assert completed.returncode == 0
     assert completed.stdout == "done\n"
     assert completed.stderr == ""
@@ -166,21 +170,20 @@ def test_exit_handlers_of_python_run(run_delegraph, tmp_path):
         "os.kept = tempfile.TemporaryDirectory(prefix='kept-'); print(os.kept.name)",
         "rough",
     )
+
     assert str(tmp_path / "kept-") in completed.stderr
     assert completed.returncode == 0
     assert list(tmp_path.glob("kept-*")) == []
 
 
 WAITING = "print('waiting', flush=True); [time.sleep(0.05) for _ in range(2_000)]"
-"""In short pieces: a signal that comes just before Python begins to sleep is seen when
-that sleep has ended.
-"""
+"""Sleep in short pieces, because Python handles some signals only after a sleep."""
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_ignored():
-    """A shell that starts the tests in the background lets them ignore SIGINT, and so
-    would all that they start.
+    """Stop ignoring SIGINT, which tests in the background of a shell inherit as
+    ignored.
     """
     before = {
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
@@ -199,13 +202,14 @@ def test_signal_ends_a_command_with_its_exit_code(
     start_delegraph, tmp_path, number, when
 ):
     act = f"os.kept = tempfile.TemporaryDirectory(prefix='kept-'); {WAITING}"
+    texts = {signal.SIGINT: "interrupted\n", signal.SIGTERM: "stopped by SIGTERM\n"}
+
     with start_delegraph(when, act, "rough") as process:
         assert process.stderr.readline() == "waiting\n"
         os.killpg(process.pid, number)
-        out, told = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
+
     assert process.returncode == 128 + number
     assert out == ""
-    assert told == (
-        "interrupted\n" if number == signal.SIGINT else "stopped by SIGTERM\n"
-    )
+    assert err == texts[number]
     assert list(tmp_path.glob("kept-*")) == []

@@ -1,6 +1,4 @@
-"""What a command says while a backend compiles: in one line of a terminal, now and then
-where stderr is kept.
-"""
+"""Progress of a command: one line on a terminal, and a line at intervals in a file."""
 
 import io
 import logging
@@ -54,6 +52,7 @@ def test_log_file_names_the_current_partition_at_intervals(echo_registry, monkey
             line.startswith(f"lowering net.py: partition {k} of 3, echobackend, ")
             for line in lines
         ), lines
+
     assert all(line.endswith(" s ...") for line in lines)
     assert "\x1b" not in kept.getvalue()
 
@@ -67,12 +66,13 @@ def test_short_command_writes_no_progress_to_a_file(echo_registry, monkeypatch):
     assert logging.getLogger("delegraph.progress").handlers == []
 
 
-def test_a_terminal_has_one_line(echo_registry, monkeypatch):
+def test_a_terminal_shows_progress_in_one_line(echo_registry, monkeypatch):
     shown = Watched()
     monkeypatch.setattr("sys.stderr", shown)
     with outcome.progress("lowering net\x1b.py"):
         lower_slowly(echo_registry)
         time.sleep(1)
+
     assert shown.getvalue().startswith("lowering net\\x1b.py ...")
     assert (
         "\r\x1b[Klowering net\\x1b.py: partition 3 of 3, echobackend, 1 s ..."
@@ -89,6 +89,6 @@ def test_progress_ends_when_lowering_fails(monkeypatch):
     assert logging.getLogger("delegraph.progress").handlers == []
 
 
-def test_nothing_is_printed_by_the_library(echo_registry, capsys):
+def test_lowering_in_python_prints_nothing(echo_registry, capsys):
     lower_slowly(echo_registry)
     assert capsys.readouterr() == ("", "")

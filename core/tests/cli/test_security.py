@@ -1,4 +1,4 @@
-"""What SECURITY.md says of files that run code."""
+"""SECURITY.md warns about files that run code. These tests keep the warning true."""
 
 import io
 import json
@@ -20,8 +20,8 @@ class Attack:
 
 @pytest.fixture
 def attack(tmp_path):
-    """A .pt2 file in which a weight is marked as pickled and is a pickle that makes a
-    folder.
+    """Write a .pt2 file with a pickle that makes a folder, and return the folder's
+    path.
     """
     program = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
     torch.export.save(program, tmp_path / "honest.pt2")
@@ -38,15 +38,14 @@ def attack(tmp_path):
                 config = json.loads(content)
                 config["config"]["weight"]["use_pickle"] = True
                 content = json.dumps(config).encode()
-            prepared.writestr(
-                name,
-                pickled.getvalue() if name.endswith("weights/weight_0") else content,
-            )
+            if name.endswith("weights/weight_0"):
+                content = pickled.getvalue()
+            prepared.writestr(name, content)
     return made
 
 
 def test_a_pt2_file_can_run_code_when_it_is_lowered(attack, capsys):
-    """When this fails, torch has become stricter, and SECURITY.md may promise more."""
+    """If this fails, torch refuses such files, and SECURITY.md may promise more."""
     assert main(["lower", str(attack.parent / "model.pt2"), "--backend", "tosa"]) == 1
     assert "error [format-invalid]" in capsys.readouterr().err
     assert attack.exists()

@@ -1,6 +1,4 @@
-"""What reaches the terminal: nothing of others that controls it, an error where it is
-closed or full; signals.
-"""
+"""Output on a terminal: escaped texts, closed or full streams, and signals."""
 
 import contextlib
 import functools
@@ -47,7 +45,7 @@ COMMANDS = [
 
 @pytest.fixture
 def hostile(site, tmp_path, monkeypatch):
-    """A plugin and files whose every text is hostile."""
+    """Install a plugin and write files whose texts try to control the terminal."""
     site.plugin("evil", HOSTILE)
     site.plugin("worse", f"raise ValueError({EVIL!a})")
     site.metadata("named", "npu\x1b[2J = absent", version="1\x1b[2J")
@@ -63,22 +61,25 @@ def hostile(site, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("json", [[], ["--json"]], ids=["text", "json"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_no_text_of_others_reaches_the_terminal_with_control_characters(
+def test_control_characters_of_foreign_texts_are_escaped(
     command, json, hostile, capsys
 ):
-    extra = json if "--" not in command else []
-    code = main([*(word.replace("FILE", hostile) for word in command), *extra])
-    shown = capsys.readouterr()
-    shown = shown._replace(err=shown.err.replace(PROGRESS_BAR, ""))
-    assert not [
-        c for c in shown.out + shown.err if not (c.isprintable() or c in "\n\t")
-    ]
-    assert code == 0 or command not in WORKING
-    assert "x1b" in shown.out + shown.err or "u001b" in shown.out
+    words = [word.replace("FILE", hostile) for word in command]
+    code = main([*words, *json])
+    out, err = capsys.readouterr()
+    shown = out + err.replace(PROGRESS_BAR, "")
+
+    control_characters = [c for c in shown if not c.isprintable() and c not in "\n\t"]
+    assert control_characters == []
+
+    if command in WORKING:
+        assert code == 0
+    escape_in_text, escape_in_json = "x1b", "u001b"
+    assert escape_in_text in shown or escape_in_json in out
 
 
-def test_progress_is_escaped_and_prints_of_plugins_are_not(hostile, site):
-    """On a terminal, which is where progress is shown."""
+def test_a_terminal_shows_escaped_progress(hostile, site):
+    """Progress is shown on a terminal only, so the test opens one."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "delegraph", "show", f"{hostile}.npu"]
     search = os.pathsep.join([str(site.folder), os.environ.get("PYTHONPATH", "")])
@@ -95,30 +96,24 @@ def test_progress_is_escaped_and_prints_of_plugins_are_not(hostile, site):
         while piece := os.read(ours, 1 << 16):
             shown += piece
     os.close(ours)
+
     assert re.search(rb"running \\x1b\]0;owned.* \.\.\.\r50%\r100%", shown)
     assert b"\x1b[2J" not in shown
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
-    for command in (
-        ["backends", "-v"],
-        ["lower", "--help"],
-        ["show", f"{hostile}.npu"],
+def test_commands_print_in_every_encoding(hostile, site, encoding):
+    for command, progress in (
+        (["backends", "-v"], []),
+        (["lower", "--help"], []),
+        (["show", f"{hostile}.npu"], ["50%", "100%"]),
     ):
-        plugins = {"DELEGRAPH_PLUGINS": "evil"}
+        variables = {"PYTHONIOENCODING": encoding, "DELEGRAPH_PLUGINS": "evil"}
         completed = run_python(
-            "-m",
-            "delegraph",
-            *command,
-            path=site.folder,
-            PYTHONIOENCODING=encoding,
-            **plugins,
+            "-m", "delegraph", *command, path=site.folder, **variables
         )
         assert completed.returncode == 0
-        assert completed.stderr.split() == (
-            ["50%", "100%"] if command[0] == "show" else []
-        )
+        assert completed.stderr.split() == progress
         assert completed.stdout.strip()
 
 
@@ -131,22 +126,20 @@ def test_unwritable_result_is_an_error_in_one_line(command):
         (">&-", "it is closed"),
     ):
         completed = run_shell(f"delegraph {command} {redirection}")
+        text = f"cannot write to the standard output: {reason}"
         assert completed.returncode == 1
-        assert (
-            completed.stderr
-            == f"error [write-failed]: cannot write to the standard output: {reason}\n"
-        )
+        assert completed.stderr == f"error [write-failed]: {text}\n"
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
-def test_unprintable_error_keeps_its_exit_code(redirection):
+def test_a_full_or_closed_stderr_keeps_the_exit_code(redirection):
     assert run_shell(f"delegraph lower absent.py {redirection}").returncode == 2
     assert run_shell(f"delegraph backends {redirection}").returncode == 0
 
 
 def as_backends(source):
-    """A program that is ``delegraph backends``, but with this function in place of the
-    command's own.
+    """Return a program that is ``delegraph backends`` with the given ``command``
+    function.
     """
     return f"""
 import os, sys, time
@@ -166,6 +159,7 @@ def test_a_file_does_not_become_a_closed_standard_stream(tmp_path):
             return listing.Outcome("s", {}, "done")
     """)
     command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program]
+
     assert (
         subprocess.run(command, cwd=tmp_path, stderr=subprocess.DEVNULL).returncode == 1
     )
@@ -173,7 +167,7 @@ def test_a_file_does_not_become_a_closed_standard_stream(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_leave_no_files(tmp_path, number):
+def test_signals_remove_unfinished_files(tmp_path, number):
     program = as_backends("""
         del os.O_TMPFILE  # as on a file system whose files have names while they are written
         class Slow:
@@ -198,6 +192,7 @@ def test_signals_leave_no_files(tmp_path, number):
         assert len(os.listdir(tmp_path)) == 1
         process.send_signal(number)
         told = process.communicate(timeout=60)[1]
+
     assert process.returncode == 128 + number
     assert told == (
         "interrupted\n" if number == signal.SIGINT else f"stopped by {number.name}\n"
@@ -214,6 +209,7 @@ def test_ignored_signals_and_old_handlers_are_kept():
             os.kill(os.getpid(), signal.SIGHUP)
             return listing.Outcome("s", {}, "done")
     """)
+
     assert run_python("-c", program).stdout == "done\nTrue\n"
 
 
@@ -238,6 +234,7 @@ def test_long_paths_and_negative_numbers_are_user_errors(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("raise SystemExit")
     assert main(command) == code
+
     stderr = capsys.readouterr().err
     assert "error [internal]" not in stderr
     assert stderr.count("error [") == 1

@@ -1,4 +1,4 @@
-"""The commands in this process, with an echo backend that takes all but sines."""
+"""Run commands in this process, with an echo backend that supports all but sines."""
 
 import json
 import textwrap
@@ -37,7 +37,7 @@ def wrong():
 
 
 class EchoPartitioner(CapabilityPartitioner):
-    """Takes everything but sin, which it refuses with a reason, unless ``all`` is set."""
+    """Takes every call except sin. With ``all``, it takes sin as well."""
 
     def __init__(self, all=False, level=1):
         super().__init__(
@@ -61,7 +61,7 @@ OPTIONS = (OptionSpec("all", bool, False), OptionSpec("level", int, 1, choices=(
 
 @pytest.fixture
 def echo(site):
-    """The echo backend, which writes .echo files, in the registry of the process."""
+    """Register the echo backend and its .echo files in the registry of the process."""
     target = f"{EchoBackend.__module__}:EchoBackend"
     spec = BackendSpec("echo", target, "EchoBackend", 1, options=OPTIONS)
     with (
@@ -86,7 +86,10 @@ def run_command(capsys, *arguments):
 
 
 def run_failing(capsys, *arguments, code=1, error):
-    """One paragraph on stderr, nothing on stdout, no traceback; and the same as JSON."""
+    """Run a command that must fail, and return its error text.
+
+    The error is one paragraph on stderr, and has the same code as JSON.
+    """
     actual, out, err = run_command(capsys, *arguments)
     assert actual == code
     assert out == ""
@@ -104,7 +107,9 @@ LOWER = ("--backend", "echo")
 
 
 def run_for_json(capsys, *arguments):
-    """What ``--json`` prints, in a form that docs/schema.json has."""
+    """Return the exit code and the parsed output of ``--json``, which fits
+    docs/schema.json.
+    """
     code, out, _ = run_command(capsys, *arguments, "--json")
     found = json.loads(out)
     jsonschema.validate(found, SCHEMA)
