@@ -587,7 +587,7 @@ def test_equal_calls_are_converted_only_once(monkeypatch):
     monkeypatch.setattr(
         Draft, "convert", lambda draft: asked.append(len(draft.calls)) or convert(draft)
     )
-    monkeypatch.setattr(support.ASKED, "_answers", type(support.ASKED._answers)())
+    monkeypatch.setattr(support.TRIALS, "_answers", type(support.TRIALS._answers)())
     lower(lambda m, x: x.sin().sin().sin().cos(), torch.ones(2, 7))
     assert asked == [1, 1, 4]  # sin, cos, and the partition
 

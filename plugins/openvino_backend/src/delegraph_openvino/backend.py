@@ -26,8 +26,11 @@ from torch.export import ExportedProgram
 from .frontend import DTYPES, Draft, reason_of
 from .runtime import MARK, WEIGHT, compile_model, fold_operands, settings_of, why_absent
 
-SMALLEST = 4096
-"""The least bytes of a constant that is shared by delegates, outside of the blobs."""
+SMALLEST_SHARED = 4096
+"""Constants of at least this many bytes are named data, which delegates share.
+
+Smaller ones stay in the blob.
+"""
 
 
 class OpenVINOBackend(BackendDetails):
@@ -54,11 +57,11 @@ class OpenVINOBackend(BackendDetails):
         draft = Draft(edge_program)
         model = draft.convert()
         _drop_casts(model)
-        fold_operands(model, largest=SMALLEST)
+        fold_operands(model, largest=SMALLEST_SHARED)
         _rename_operators(model)
         if not why_absent(settings["device"]):
             trial = model.clone()
-            fold_operands(trial)
+            fold_operands(trial)  # as the runtime does
             try:
                 compile_model(trial, settings)
             except RuntimeError as e:
@@ -79,7 +82,7 @@ def _drop_casts(model: ov.Model) -> None:
 
 
 def _rename_operators(model: ov.Model) -> None:
-    """Name operators by their calls and places.
+    """Name operators by their calls and positions, such as ``n2/Add/7``.
 
     OpenVINO's own names contain numbers that count all operators of the process.
     """
@@ -96,10 +99,11 @@ def _take_weights(model: ov.Model, constants: Iterable[torch.Tensor]) -> NamedDa
     """Replace large constants of the program by parameters; return them as named data."""
     store = NamedDataStore()
     parameters: dict[str, Any] = {}
-    by_address = {t.data_ptr(): t for t in constants if t.nbytes >= SMALLEST}
+    # the frontend does not copy tensors, so an address identifies a constant
+    by_address = {t.data_ptr(): t for t in constants if t.nbytes >= SMALLEST_SHARED}
     for node in model.get_ordered_ops():
         # the size first: reading an address takes longer
-        if node.get_type_name() != "Constant" or node.get_byte_size() < SMALLEST:
+        if node.get_type_name() != "Constant" or node.get_byte_size() < SMALLEST_SHARED:
             continue
         tensor = by_address.get(node.data.ctypes.data)
         if tensor is None or node.get_byte_size() != tensor.nbytes:

@@ -22,8 +22,8 @@ OneCall = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 def core_call(node: Node) -> OneCall | None:
     """Return the call of core ATen that computes the same, or None.
 
-    Its first result may be the one to use. ``reshape`` becomes ``view`` also if torch
-    copies, because OpenVINO has no strides.
+    If it returns several results, the first one is that of ``node``. ``reshape``
+    becomes ``view`` also if torch copies, because OpenVINO has no strides.
     """
     find = CORE_CALLS.get(node.target)
     recorded = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
@@ -35,7 +35,7 @@ def core_call(node: Node) -> OneCall | None:
 def _cast(
     self: Node, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any
 ) -> OneCall | None:
-    """Return a plain cast; one to the same dtype returns its argument."""
+    """Return a plain cast; None if the dtype stays, since torch then copies nothing."""
     if non_blocking or copy or memory_format is not None:
         return None
     if self.meta["val"].dtype is dtype:
@@ -52,7 +52,7 @@ def _convolution(
     dilation: Any,
     groups: int,
 ) -> OneCall | None:
-    """Return a convolution of a batch."""
+    """Return a convolution, if the input has a batch and padding is given as numbers."""
     settings = [list(value) for value in (stride, padding, dilation)]
     dimensions = weight.meta["val"].dim() - 2
     if input.meta["val"].dim() != dimensions + 2:  # without a batch
@@ -65,10 +65,17 @@ def _convolution(
 
 
 def _batch_norm(
-    input: Node, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float,
-    eps: float, cudnn_enabled: bool,
-) -> OneCall | None:  # fmt: skip
-    """Return a batch norm in inference, with statistics."""
+    input: Node,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> OneCall | None:
+    """Return a batch norm that uses the running statistics, as in inference."""
     if training or running_mean is None or running_var is None:
         return None
     args = (input, weight, bias, running_mean, running_var, momentum, eps)
@@ -92,7 +99,7 @@ def _reshape(self: Node, shape: Any) -> OneCall | None:
 
 
 def _flatten(self: Node, start_dim: int, end_dim: int) -> OneCall | None:
-    """Return a view, if all sizes are known."""
+    """Return a view with the axes joined, if all sizes are known."""
     sizes = list(self.meta["val"].shape) or [1]
     if not all(isinstance(size, int) for size in sizes):
         return None

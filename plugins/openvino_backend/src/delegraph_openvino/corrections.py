@@ -13,8 +13,8 @@ x)`` and ``exp(x) - 1`` lose digits near 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -223,14 +223,54 @@ def rules() -> dict[str, Rule]:
     return {**named, TO_BOOL: _is_true}
 
 
+class Correction(NamedTuple):
+    """A call of a rule that replaces a call of torch.
+
+    ``rule``: a name in ``rules``. ``operands``: nodes and numbers. ``dtype``: the type
+    to which the operands are cast.
+    """
+
+    rule: str
+    operands: list[Any]
+    dtype: torch.dtype
+
+
 def correct(
-    node: Node, arguments: Mapping[str, Any], types: list[torch.dtype]
-) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the name and operands that replace a call of floats, or None.
+    node: Node, arguments: Mapping[str, Any], types: Collection[torch.dtype]
+) -> Correction | None:
+    """Return the call of a rule that replaces ``node``, or None.
 
     It is None if OpenVINO computes the call right. ``arguments``: those of the call, by
-    name, with defaults. ``types``: the element types of OpenVINO. The last operand is
-    the position in ``types`` of the common type of the operands.
+    name, with defaults. ``types``: the element types of OpenVINO.
+    """
+    common = _common_type(node, arguments)
+    if common is None or common not in types:
+        return None
+    reads_truth = node.target in _LOGICAL or node.target in _CASTS
+    is_number = reads_truth and common is not torch.bool
+    if not common.is_floating_point and not is_number:
+        return None
+    if node.target in _CASTS:
+        if arguments.get("dtype") is not torch.bool:
+            return None
+        return Correction(TO_BOOL, [arguments["self"]], common)
+    arguments = dict(arguments)
+    rounding_mode = arguments.pop("rounding_mode", "trunc")
+    if node.target not in OPERATORS or rounding_mode != "trunc":
+        return None
+    if node.target is aten.clamp.default:
+        arguments["min"] = -math.inf if arguments["min"] is None else arguments["min"]
+        arguments["max"] = math.inf if arguments["max"] is None else arguments["max"]
+    operands = list(arguments.values())
+    if any(operand is None for operand in operands):
+        return None
+    return Correction(name_of(node.target), operands, common)
+
+
+def _common_type(node: Node, arguments: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the type to which torch promotes the operands of a call.
+
+    None for a call without tensors, or with other operands as well.
     """
     values = [operand.meta.get("val") for operand in node.all_input_nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -242,24 +282,4 @@ def correct(
     has_float = any(isinstance(value, float) for value in arguments.values())
     if has_float and not common.is_floating_point:
         common = torch.float32
-    if common not in types:
-        return None
-    reads_truth = node.target in _LOGICAL or node.target in _CASTS
-    is_number = reads_truth and common is not torch.bool
-    if not common.is_floating_point and not is_number:
-        return None
-    place = types.index(common)
-    if node.target in _CASTS:
-        is_bool = arguments.get("dtype") is torch.bool
-        return (TO_BOOL, (arguments["self"], place)) if is_bool else None
-    arguments = dict(arguments)
-    rounding_mode = arguments.pop("rounding_mode", "trunc")
-    if node.target not in OPERATORS or rounding_mode != "trunc":
-        return None
-    if node.target is aten.clamp.default:
-        arguments["min"] = -math.inf if arguments["min"] is None else arguments["min"]
-        arguments["max"] = math.inf if arguments["max"] is None else arguments["max"]
-    operands = list(arguments.values())
-    if any(operand is None for operand in operands):
-        return None
-    return name_of(node.target), (*operands, place)
+    return common

@@ -1,4 +1,4 @@
-"""Calls of an engine: requests for several threads, and counters."""
+"""Helpers for calls of an engine: ``Counting`` for profiles, ``Pool`` for threads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from delegraph.runtime import Delegate, Spent
 
 
 class Counting:
-    """A ``ProfiledDelegate`` for an engine with counters that only grow.
+    """A ``ProfiledDelegate`` for an engine whose counters add up all calls so far.
 
-    It returns by how much they grew since the last reading. ``read(calls)`` returns the
-    engine's counters after this number of calls of ``delegate``: pairs of a delegate
-    debug identifier, or None, and the seconds so far. Several pairs of one identifier
-    are added. ``borders``: seconds so far by ``Border``.
+    The seconds of one call are the difference between two readings. ``read(calls)``
+    returns the engine's counters after this number of calls of ``delegate``: pairs of a
+    delegate debug identifier, or None, and the seconds so far. Several pairs of one
+    identifier are added. ``borders``: ``Border`` -> the seconds so far of converting
+    that input or output.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Counting:
 
 
 class Pool:
-    """Objects of an engine, such as requests, of which each serves one call at a time.
+    """A pool of an engine's objects, such as requests. Each serves one call at a time.
 
     ``make`` makes another one when all are in use.
     """
@@ -79,5 +80,5 @@ class Pool:
         except IndexError:
             item = self._make()
         yield item
-        # not after an error, which may have left it in any state
+        # an object whose call failed is dropped, because its state is unknown
         self.idle.append(item)

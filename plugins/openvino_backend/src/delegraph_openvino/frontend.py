@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from .core_calls import core_call
 from .corrections import REDUCTIONS, TO_BOOL, correct, rules
-from .numbered_graph import NumberedGraph
+from .numbered_graph import Call, NumberedGraph
 from .value_check import dequantized_parts
 
 _NAMES = (
@@ -38,9 +38,15 @@ TYPES = {
     getattr(torch, t): getattr(ov.Type, o)
     for t, o in map(str.split, (*_NAMES, "bool boolean"))
 }
-"""The element types of OpenVINO that are used."""
+"""Dtype of torch -> element type of OpenVINO. Others are not used.
+
+Rules of the frontend get only numbers, so a type is passed as its position here.
+"""
+ENGINE_TYPES = list(TYPES.values())
 DTYPES = {kind: str(dtype).removeprefix("torch.") for dtype, kind in TYPES.items()}
+"""Element type of OpenVINO -> the name of the dtype, such as ``float32``."""
 PLACE_ROWS = "delegraph.place_rows"
+"""The name of the operator that ``_place_rows`` converts."""
 NO_RULE = "OpenVINO's frontend has no rule for this operator"
 aten = torch.ops.aten
 op = ov.opset13
@@ -53,82 +59,60 @@ class Draft(NumberedGraph):
     The frontend puts a call's name before the names of its operators.
     """
 
-    def write(self, node: Node) -> tuple[Any, Any, Any]:
-        """Return a call that OpenVINO computes correctly: its target, args and kwargs.
+    def write(self, node: Node) -> Call:
+        """Return a call that OpenVINO computes correctly.
 
         Other forms are used if OpenVINO computes the call itself wrongly, or has a rule
         only for core ATen.
         """
-        # Calls such as conv2d are written as operators that the frontend knows, so that
-        # the core decomposes none of them.
-        if ignores_product(node):
-            given = bound_arguments(node)
-            [tensor] = self.operands(given["self"])
-            scaled = self.part(aten.mul.Tensor, tensor, given["beta"])
-            return aten.expand.default, (scaled, list(node.meta["val"].shape)), {}
-        if node.target in REDUCTIONS and node.args[0].meta["val"].dtype in TYPES:  # type: ignore[union-attr]
-            [tensor], rest = self.operands(node.args[:1], (node.args[1:], node.kwargs))
-            # rules get types as positions in TYPES
-            type_number = [*TYPES].index(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
-            truth = self.part(_Name(TO_BOOL), tensor, type_number)
-            return node.target, (truth, *rest[0]), rest[1]
-        replaced = self._correct(node) or self._write_rows(node)
-        if replaced is not None:
-            return replaced
-        known = core_call(node)
-        target, *arguments = known or (node.target, node.args, node.kwargs)
-        args, kwargs = self.operands(*arguments)
-        if getattr(target, "namespace", "") == "quantized_decomposed":
-            args = tuple(
-                [*TYPES].index(arg) if isinstance(arg, torch.dtype) else arg
-                for arg in args
-            )
-        joined = self.operands(*dequantized_parts(node))
-        if joined and all(part.op == "call_function" for part in joined):
-            # OpenVINO's int8 transformation of a concatenation of dequantized tensors
-            # is wrong, by up to the whole range; that of integers is right. In a trial
-            # of this call alone, the parts are inputs.
-            integers = self.part(
-                target, [part.args[0] for part in joined], *args[1:], **kwargs
-            )
-            return joined[0].target, (integers, *joined[0].args[1:]), {}
-        if known and len(known[0]._schema.returns) > 1:  # a norm, with its statistics
-            return operator.getitem, (self.part(target, *args, **kwargs), 0), {}
-        mask = None
-        if "scaled_dot_product" in str(target):
-            mask = bound_arguments(node).get("attn_mask")
-        if isinstance(mask, Node):
-            # If a mask hides a whole row, OpenVINO computes NaN, and torch 0. Such a
-            # row sees everything here, and is set to 0 afterwards.
-            [given] = self.operands(mask)
-            invert = aten.logical_not.default
-            visible = given
-            if mask.meta["val"].dtype is not torch.bool:
-                visible = self.part(invert, self.part(aten.isinf.default, given))
-            hidden = self.part(invert, self.part(aten.any.dim, visible, -1, True))
-            shown = self.part(aten.masked_fill.Scalar, given, hidden, 1)
-            more, kwargs = torch.fx.map_arg(
-                (args[3:], kwargs), lambda n: shown if n is given else n
-            )
-            attention = self.part(target, *args[:3], *more, **kwargs)
-            return aten.masked_fill.Scalar, (attention, hidden, 0), {}
-        return target, args, kwargs
+        return (
+            self._write_without_product(node)
+            or self._write_truth_reduction(node)
+            or self._write_correction(node)
+            or self._write_rows(node)
+            or self._write_integer_concatenation(node)
+            or self._write_masked_attention(node)
+            or self._write_core_call(node)
+        )
 
-    def _correct(self, node: Node) -> tuple[Any, Any, Any] | None:
+    def _write_without_product(self, node: Node) -> Call | None:
+        """Return ``beta * self`` for an ``addmm`` with alpha=0, or None."""
+        if not ignores_product(node):
+            return None
+        given = bound_arguments(node)
+        [tensor] = self.operands(given["self"])
+        scaled = self.part(aten.mul.Tensor, tensor, given["beta"])
+        return Call(aten.expand.default, (scaled, list(node.meta["val"].shape)), {})
+
+    def _write_truth_reduction(self, node: Node) -> Call | None:
+        """Return ``any`` or ``all`` of bools, which are computed from numbers first."""
+        if node.target not in REDUCTIONS:
+            return None
+        tensor: Any = node.args[0]
+        dtype = tensor.meta["val"].dtype
+        if dtype not in TYPES:
+            return None
+        [operand] = self.operands(tensor)
+        truth = self.part(_Name(TO_BOOL), operand, _position(dtype))
+        others, kwargs = self.operands(node.args[1:], node.kwargs)
+        return Call(node.target, (truth, *others), kwargs)
+
+    def _write_correction(self, node: Node) -> Call | None:
         """Return the call of a rule of ``corrections``, or None."""
         if getattr(node.target, "namespace", "") != "aten":
             return None
-        corrected = correct(node, bound_arguments(node), [*TYPES])
-        if corrected is None:
+        correction = correct(node, bound_arguments(node), TYPES)
+        if correction is None:
             return None
-        name, operands = corrected
-        return _Name(name), self.operands(operands)[0], {}
+        [operands] = self.operands(correction.operands)
+        dtype = _position(correction.dtype)
+        return Call(_Name(correction.rule), (*operands, dtype), {})
 
-    def _write_rows(self, node: Node) -> tuple[Any, Any, Any] | None:
-        """Return a call that writes rows for ``slice_scatter`` or ``select_scatter``.
+    def _write_rows(self, node: Node) -> Call | None:
+        """Return a ``PLACE_ROWS`` for a ``slice_scatter`` or ``select_scatter``, or None.
 
-        The rows are at constant places. The frontend fails on a chain of these
-        operators.
+        The frontend fails on a chain of these operators. ``PLACE_ROWS`` needs constant
+        positions.
         """
         if node.target not in (aten.slice_scatter.default, aten.select_scatter.default):
             return None
@@ -137,20 +121,81 @@ class Draft(NumberedGraph):
         size = given["self"].meta["val"].shape[dim]
         is_select = node.target is aten.select_scatter.default
         names = ["index"] if is_select else ["start", "end", "step"]
-        places = [given[name] for name in names]
-        if any(not isinstance(place, int | None) for place in (size, *places)):
+        positions = [given[name] for name in names]
+        if any(not isinstance(value, int | None) for value in (size, *positions)):
             return None
         if is_select:
-            rows = [places[0] % size]
+            rows = [positions[0] % size]
         else:
-            rows = [*range(size)][slice(*places)]
+            rows = list(range(size))[slice(*positions)]
         if not rows:
             return None
         tensor, values = self.operands(given["self"], given["src"])
         if is_select:
             values = self.part(aten.unsqueeze.default, values, dim)
         axis = dim % given["self"].meta["val"].dim()
-        return _Name(PLACE_ROWS), (tensor, values, rows, axis), {}
+        return Call(_Name(PLACE_ROWS), (tensor, values, rows, axis), {})
+
+    def _write_integer_concatenation(self, node: Node) -> Call | None:
+        """Return a dequantized concatenation of integers, or None.
+
+        It replaces a concatenation of dequantized tensors. OpenVINO's int8
+        transformation of that is wrong, by up to the whole range.
+        """
+        parts = self.operands(*dequantized_parts(node))
+        # in a trial of this call alone, the parts are inputs
+        if not parts or any(part.op != "call_function" for part in parts):
+            return None
+        others, kwargs = self.operands(node.args[1:], node.kwargs)
+        integers = self.part(
+            node.target, [part.args[0] for part in parts], *others, **kwargs
+        )
+        # all parts have the same scale and zero point
+        return Call(parts[0].target, (integers, *parts[0].args[1:]), {})
+
+    def _write_masked_attention(self, node: Node) -> Call | None:
+        """Return an attention whose hidden rows are 0, or None if it has no mask.
+
+        If a mask hides a whole row, OpenVINO computes NaN, and torch 0. Such a row sees
+        everything here, and is set to 0 afterwards.
+        """
+        if "scaled_dot_product" not in str(node.target):
+            return None
+        mask = bound_arguments(node).get("attn_mask")
+        if not isinstance(mask, Node):
+            return None
+        [given] = self.operands(mask)
+        invert = aten.logical_not.default
+        visible = given
+        if mask.meta["val"].dtype is not torch.bool:
+            visible = self.part(invert, self.part(aten.isinf.default, given))
+        hidden = self.part(invert, self.part(aten.any.dim, visible, -1, True))
+        shown = self.part(aten.masked_fill.Scalar, given, hidden, 1)
+        args, kwargs = self.operands(node.args, node.kwargs)
+        # query, key and value come first; one of them may be the mask as well
+        others, kwargs = torch.fx.map_arg(
+            (args[3:], kwargs), lambda operand: shown if operand is given else operand
+        )
+        attention = self.part(node.target, *args[:3], *others, **kwargs)
+        return Call(aten.masked_fill.Scalar, (attention, hidden, 0), {})
+
+    def _write_core_call(self, node: Node) -> Call:
+        """Return the call itself, or the one of core ATen that computes the same.
+
+        The frontend has no rules for calls such as conv2d. They are not decomposed
+        before, because this plugin keeps them whole.
+        """
+        known = core_call(node)
+        target, *arguments = known or (node.target, node.args, node.kwargs)
+        args, kwargs = self.operands(*arguments)
+        if getattr(target, "namespace", "") == "quantized_decomposed":
+            args = tuple(
+                _position(arg) if isinstance(arg, torch.dtype) else arg for arg in args
+            )
+        if known and len(known[0]._schema.returns) > 1:  # a norm, with its statistics
+            norm = self.part(target, *args, **kwargs)
+            return Call(operator.getitem, (norm, 0), {})
+        return Call(target, args, kwargs)
 
     def convert(self) -> ov.Model:
         """Return OpenVINO's model, with the recorded types and shapes.
@@ -173,10 +218,16 @@ class Draft(NumberedGraph):
         return model
 
 
-def ignores_product(node: Node) -> bool:
-    """Return whether torch adds no product of an ``addmm``, since alpha is 0.
+def _position(dtype: torch.dtype) -> int:
+    """Return the position of a dtype in ``TYPES``."""
+    return list(TYPES).index(dtype)
 
-    NaN and infinities of the factors are then ignored.
+
+def ignores_product(node: Node) -> bool:
+    """Return whether ``node`` is an ``addmm`` with alpha=0, which is ``beta * self``.
+
+    torch then ignores NaN and infinities of the factors. The shape of the result must
+    be known, and ``beta`` must not be 0.
     """
     if node.target is not aten.addmm.default:
         return False
@@ -221,15 +272,15 @@ class _Decoder(TorchFXPythonDecoder):  # type: ignore[misc]  # of Any
         super().__init__(SimpleNamespace(**draft.constants), input_types=types)
         self._nodes = _Nodes(draft.graph.nodes)
         self._inputs = [
-            place for place, node in enumerate(self._nodes) if node.op == "placeholder"
+            k for k, node in enumerate(self._nodes) if node.op == "placeholder"
         ]
-        self._input_signature = [self._nodes[place].name for place in self._inputs]
+        self._input_signature = [self._nodes[k].name for k in self._inputs]
         self.input_shapes = [list(shape) for _, shape in draft.signature.inputs]
         self._outputs = [("", self._nodes.index(node)) for node in draft.outputs]
 
 
 class _Nodes(list[Node]):
-    """Nodes with a fast ``index``: the decoder calls it for each operand."""
+    """Nodes with an ``index`` that looks up a dict: the decoder calls it per operand."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         super().__init__(nodes)
@@ -241,8 +292,9 @@ def _frontend() -> Any:
     """Return OpenVINO's frontend for torch, with our rules."""
     frontend = FrontEndManager().load_by_framework("pytorch")
     converters: dict[str, Any] = {PLACE_ROWS: _place_rows, "aten.clone.default": _copy}
-    for name, rule in RULES.items():
-        converters[name] = partial(rule, "channel" in name)
+    for name, convert in RULES.items():
+        by_channel = "per_channel" in name
+        converters[name] = partial(convert, by_channel)
     for name, rule in rules().items():
         converters[name] = partial(_convert_operands, rule)
     for name, converter in converters.items():
@@ -261,9 +313,9 @@ def type_of(output: Any) -> tuple[str | None, tuple[int, ...] | None]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the line of OpenVINO's error message that names the problem.
+    """Return the line of OpenVINO's error that names the problem, in plain words.
 
-    Around it there is a trace of C++ files.
+    The other lines are a trace of C++ files.
     """
     text = str(error)
     if "No conversion rule found" in text:
@@ -308,9 +360,9 @@ def _quantize(by_channel: bool, context: Any) -> Any:
     rounds floats of one range to levels in another range.
     """
     x, scale, zero = _operands(by_channel, context)
-    # with an axis, the later arguments have a position more
+    first = 4 if by_channel else 3
     least, most, kind = (
-        int(context.get_values_from_const_input(k + by_channel)) for k in (3, 4, 5)
+        int(context.get_values_from_const_input(first + k)) for k in range(3)
     )
     low = np.float32(least)
     high = np.float32(most)
@@ -318,7 +370,7 @@ def _quantize(by_channel: bool, context: Any) -> Any:
     float_high = (high - zero) * scale
     levels = most - least + 1
     quantized = op.fake_quantize(x, float_low, float_high, low, high, levels)
-    return op.convert(quantized, [*TYPES.values()][kind]).outputs()
+    return op.convert(quantized, ENGINE_TYPES[kind]).outputs()
 
 
 def _dequantize(by_channel: bool, context: Any) -> Any:
@@ -341,26 +393,25 @@ class _Quantized(NamedTuple):
 def _operands(by_channel: bool, context: Any) -> _Quantized:
     """Return the operands of a quantize or dequantize operator.
 
-    For integer kernels, the compiler needs constants here instead of operators.
+    Scale and zero point become constants of their final shape. With operators in
+    between, OpenVINO's compiler would not find the pattern of its integer kernels.
     """
     x = context.get_input(0)
-    scale, zero = (
-        context.get_input(k).get_node().data.astype(np.float32) for k in (1, 2)
-    )
+    scale = context.get_input(1).get_node().data.astype(np.float32)
+    zero = context.get_input(2).get_node().data.astype(np.float32)
     if by_channel:
         rank = len(x.get_partial_shape())
-        axis = int(context.get_values_from_const_input(3))
-        scale, zero = (
-            v.reshape([-1 if k == axis % rank else 1 for k in range(rank)])
-            for v in (scale, zero)
-        )
+        axis = int(context.get_values_from_const_input(3)) % rank
+        shape = [-1 if k == axis else 1 for k in range(rank)]
+        scale = scale.reshape(shape)
+        zero = zero.reshape(shape)
     return _Quantized(x, scale, zero)
 
 
 def _copy(context: Any) -> Any:
-    """Return an operator for a copy.
+    """Write a copy.
 
-    The frontend has none, and fails if a program returns both a value and its copy.
+    The frontend writes no operator for one, and fails if a program returns both a value and its copy.
     """
     return identity_opset.identity(context.get_input(0)).outputs()
 
@@ -371,7 +422,7 @@ def _convert_operands(rule: Any, context: Any) -> Any:
     The last operand is the position of this type in ``TYPES``.
     """
     last = context.get_input_size() - 1
-    kind = [*TYPES.values()][int(context.get_values_from_const_input(last))]
+    kind = ENGINE_TYPES[int(context.get_values_from_const_input(last))]
     operands = [op.convert(context.get_input(k), kind) for k in range(last)]
     return rule(*operands).outputs()
 
@@ -394,10 +445,10 @@ RULES = {
     f"{_q}.dequantize_per_tensor.tensor": _dequantize,
     f"{_q}.dequantize_per_channel.default": _dequantize,
 }
-"""Our rules, for calls with a constant scale and zero point.
+"""Name of a quantize or dequantize operator -> the function that converts it.
 
-Those of the frontend fit quantized tensors of torch: they drop each dequantization, so
-that an int8 weight would be multiplied as it is. Our rules write the form that OpenVINO
-turns into integer kernels, that of its ONNX reader. These are FakeQuantize and Convert,
-and Convert, Subtract, Multiply.
+The frontend's own rules are for quantized tensors of torch. They drop each
+dequantization, so an int8 weight would be multiplied as it is. These functions write
+the two patterns that OpenVINO turns into integer kernels: FakeQuantize and Convert to
+quantize; Convert, Subtract and Multiply to dequantize.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from delegraph_engines import NumberedCalls, Signature
@@ -15,8 +15,13 @@ from delegraph_programs import (
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""The target of a call, its arguments and its keyword arguments."""
+
+class Call(NamedTuple):
+    """The target of a call, its arguments and its keyword arguments."""
+
+    target: Any
+    args: Any
+    kwargs: Any
 
 
 class NumberedGraph(NumberedCalls):
@@ -46,21 +51,20 @@ class NumberedGraph(NumberedCalls):
                 self.constants[name] = tensor.resolve_neg().contiguous()
                 new = self.graph.create_node("get_attr", name, name=name)
             else:
-                number = len(self._values) - len(self.constants)
-                new = self.graph.placeholder(f"x{number}")
+                earlier_inputs = len(self._values) - len(self.constants)
+                new = self.graph.placeholder(f"x{earlier_inputs}")
             self._add(node, new)
         for node in program.graph.nodes:
             if node.op == "call_function":
-                target, args, kwargs = self.write(node)
+                call = self.write(node)
                 name = f"n{len(self.calls)}"
-                new = self.graph.create_node(
-                    "call_function", target, args, kwargs, name
-                )
+                new = self.graph.create_node("call_function", *call, name)
                 self._add(node, new)
                 self.calls.append(node)
         self.outputs = [self._values[node] for node in output_values(program)]
 
     def _add(self, node: Node, new: Node) -> None:
+        """Record ``new`` of this graph as the value of ``node`` of the program."""
         new.meta["val"] = node.meta.get("val")
         self._values[node] = new
 
@@ -71,14 +75,17 @@ class NumberedGraph(NumberedCalls):
         ``operands`` converts operands. If several calls are needed, ``part`` adds those
         before the last.
         """
-        return node.target, *self.operands(node.args, node.kwargs)
+        return Call(node.target, *self.operands(node.args, node.kwargs))
 
     def operands(self, *arguments: Any) -> Any:
         """Return ``arguments`` of a call with this graph's nodes as operands."""
         return torch.fx.map_arg(arguments, self._values.__getitem__)
 
     def part(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Add a call, named ``n0_in``, that is a part of the next call of the program."""
+        """Add a call that ``write`` needs before the one that it returns.
+
+        Parts of the first call of the program are named ``n0_in``.
+        """
         return self.graph.create_node(
             "call_function", target, args, kwargs, f"n{len(self.calls)}_in"
         )

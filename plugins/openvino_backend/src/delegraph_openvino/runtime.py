@@ -81,6 +81,7 @@ NamedData = Mapping[str, bytes]
 ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "Maximum", "Minimum", "PRelu")
 """Operators with results that OpenVINO may write over a constant operand."""
 _VIRTUAL = {"AUTO", "MULTI", "HETERO", "BATCH"}
+"""Devices that pass a model to others. ``available_devices`` does not list them."""
 
 
 def settings_of(compile_specs: Specs) -> dict[str, str]:
@@ -147,7 +148,8 @@ class OpenVINORuntime(BackendRuntime):
     Each thread that calls a delegate has its own inference request.
     """
 
-    thread_safe = any_strides = True
+    thread_safe = True
+    any_strides = True
 
     @staticmethod
     def load(
@@ -164,9 +166,10 @@ class OpenVINORuntime(BackendRuntime):
     def observe(
         processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
     ) -> Observing:
-        """Load a blob with further results: those of each call's last operator.
+        """Load a blob that also returns the result of each call.
 
-        OpenVINO fuses less than otherwise.
+        A result is that of the call's last operator. With the additional results,
+        OpenVINO fuses fewer operators.
         """
         model, memory, signature = read_model(processed_bytes, named_data)
         last: dict[int, Any] = {}
@@ -186,10 +189,10 @@ class OpenVINORuntime(BackendRuntime):
     def profile(
         processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
     ) -> Counting:
-        """Load a blob with counters of the time of kernels.
+        """Load a blob whose delegate measures the seconds of each kernel.
 
-        OpenVINO names the calls of a kernel, except norms that it folds. Its Reorder
-        changes only the layout of a value.
+        OpenVINO names the calls that a kernel computes, except norms that it folds. Its
+        Reorder changes only the layout of a value.
         """
         loaded = Loaded(
             read_model(processed_bytes, named_data), compile_specs, PERF_COUNT="YES"
@@ -202,14 +205,15 @@ class OpenVINORuntime(BackendRuntime):
             calls = calls_in(f"{info['originalLayersNames'].astype(str)},{name}")
             kernels.append(Kernel(name, calls, _read_by(kernel), is_reorder))
         reads: list[tuple[int, int]] = []
-        for node in loaded.kept[0].get_ordered_ops():
+        for node in loaded.kept.model.get_ordered_ops():
             operands = calls_in(",".join(_read_by(node)))
             calls = calls_in(node.get_friendly_name())
             reads += itertools.product(calls, operands)
         computes = computed_by(kernels, reads)
 
         def read(calls: int) -> Iterator[tuple[tuple[int, ...] | None, float]]:
-            # means of all calls
+            """Yield the calls of each kernel, and its seconds in all calls so far."""
+            # OpenVINO reports the mean over the calls of a request
             for kernel in loaded.requests.idle[-1].get_profiling_info():
                 seconds = calls * kernel.real_time.total_seconds()
                 yield computes.get(kernel.node_name), seconds
@@ -240,6 +244,7 @@ class OpenVINORuntime(BackendRuntime):
 
 
 def _read_by(node: Any) -> list[str]:
+    """Return the names of the nodes whose results ``node`` reads."""
     return [
         operand.get_source_output().get_node().get_friendly_name()
         for operand in node.inputs()
@@ -291,9 +296,8 @@ def read_model(blob: bytes, named_data: NamedData) -> Read:
     why = signature.why_mismatch(inputs, map(type_of, model.outputs))
     if len(model.get_parameters()) > len(inputs) - inputs.count(None):
         why = "it takes more inputs than calls pass"
-    if (
-        why is not None
-    ):  # OpenVINO reads memory by the types of the model, without a check
+    if why is not None:
+        # OpenVINO would read memory by the types of the model, without a check
         raise FormatError("format-invalid", f"the IR does not fit its blob: {why}")
     fold_operands(model)
     return Read(model, memory, signature)
@@ -334,29 +338,19 @@ def _is_packed_xml(beginning: bytes) -> bool:
 
 
 def fold_operands(model: ov.Model, largest: int | None = None) -> None:
-    """Compute the constant operands of elementwise operators.
+    """Replace operands that operators compute from constants by constants.
 
-    Examples are dequantized operands, and the first state of an LSTM. OpenVINO would
-    compute them when it compiles, and may let the operator write its result over them.
-    The next call would read that result (openvino 2026.4.1). Weights of matrix products
-    and convolutions stay quantized.
+    Only operands of elementwise operators and some tables of Gather are replaced, for
+    example dequantized operands and the first state of an LSTM. OpenVINO would compute
+    them when it compiles, and may let the operator write its result over them. The next
+    call would read that result (openvino 2026.4.1). Weights of matrix products and
+    convolutions stay quantized.
 
     ``largest``: the most bytes of an operand that is computed; None for any number.
     Large operands are computed when a blob is loaded, since a quantized constant takes
     a quarter of the file.
     """
-    varying = {node.get_name() for node in model.get_parameters()}
-    operands = list[Any]()
-    for node in model.get_ordered_ops():
-        constant = [i for i in node.inputs() if _source(i).get_name() not in varying]
-        if len(constant) == len(node.inputs()):
-            continue
-        varying.add(node.get_name())
-        if node.get_type_name() in ELEMENTWISE:
-            operands += [i for i in constant if _source(i).inputs()]
-        elif node.get_type_name() == "Gather":
-            if _has_scales_within_rows(node.input_value(0).get_node()):
-                operands.append(node.input(0))
+    operands = _constant_operands(model)
     if largest is not None:
         operands = [operand for operand in operands if _bytes_of(operand) < largest]
     if not operands:
@@ -369,6 +363,27 @@ def fold_operands(model: ov.Model, largest: int | None = None) -> None:
         # a tensor keeps its type; as an array of numpy, bfloat16 would become float16
         value = ov.op.Constant(request.get_output_tensor(k))
         operand.replace_source_output(value.output(0))
+
+
+def _constant_operands(model: ov.Model) -> list[Any]:
+    """Return the operands that ``fold_operands`` may compute.
+
+    Operators compute these operands, and read no input of the model.
+    """
+    varying = {node.get_name() for node in model.get_parameters()}
+    operands = list[Any]()
+    for node in model.get_ordered_ops():
+        constant = [i for i in node.inputs() if _source(i).get_name() not in varying]
+        if len(constant) == len(node.inputs()):
+            # the result is constant as well
+            continue
+        varying.add(node.get_name())
+        if node.get_type_name() in ELEMENTWISE:
+            operands += [i for i in constant if _source(i).inputs()]
+        elif node.get_type_name() == "Gather":
+            if _has_scales_within_rows(node.input_value(0).get_node()):
+                operands.append(node.input(0))
+    return operands
 
 
 def _source(operand: Any) -> Any:
@@ -426,7 +441,7 @@ class Loaded:
         self.requests = Pool(self.compiled.create_infer_request)
 
     def __call__(self, *args: torch.Tensor | float) -> tuple[Any, ...]:
-        # lives until the request has read it
+        # ``arrays`` must live until the request has read the memory
         arrays = self.signature.arrays(args, int64_bits=32)
         with self.requests.one() as request:
             for k, (position, kind) in enumerate(self.inputs):

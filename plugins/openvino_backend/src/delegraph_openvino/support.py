@@ -22,17 +22,17 @@ from .runtime import PREFIX, properties_of
 from .value_check import ValueCheck, dequantized_parts, is_dequantized
 
 VALUES = ValueCheck("OpenVINO", TYPES)
-"""Check of values.
+"""The check of types and sizes.
 
 OpenVINO's CPU crashes at data-dependent sizes of 0. It computes all integers as int32
 or floats.
 """
-ASKED = TrialCompilation(
-    lambda program: Draft(program).convert(),
-    lambda node, why: why == NO_RULE and node.target not in CORE_CALLS,
-    lambda node: str(node.target) in RULES,
+TRIALS = TrialCompilation(
+    compile=lambda program: Draft(program).convert(),
+    for_all=lambda node, why: why == NO_RULE and node.target not in CORE_CALLS,
+    is_sure=lambda node: str(node.target) in RULES,
 )
-"""The frontend's trial conversions; one takes a millisecond or more."""
+"""Trial conversions by OpenVINO's frontend; one takes a millisecond or more."""
 _WRONG = {
     "group_norm native_group_norm": (
         "OpenVINO's compiler crashes if the result is multiplied by a tensor"
@@ -68,7 +68,7 @@ class OpenVINOPartitioner(CapabilityPartitioner):
         # report an invalid property now, and not at the first run
         properties_of(settings)
         super().__init__(
-            ASKED.after(why_not), "OpenVINOBackend", to_specs(PREFIX, settings)
+            TRIALS.after(why_not), "OpenVINOBackend", to_specs(PREFIX, settings)
         )
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
@@ -172,7 +172,10 @@ _BY_FACTOR = frozenset(
         "upsample_bicubic2d",
     }
 )
-"""Interpolations that step by the scale factor even if an axis keeps its size."""
+"""Interpolations whose step in eager is 1 / scale factor, also if a size stays equal.
+
+Example: a factor of 1.2 keeps the size 4, and eager still steps by 1 / 1.2.
+"""
 _BETWEEN_PIXELS = frozenset(
     {
         "upsample_linear1d",
@@ -192,19 +195,20 @@ def _why_not_resized(node: Node, name: str) -> str | None:
     if arguments.get("align_corners"):
         return None
     image: Any = node.args[0]
-    sizes = image.meta["val"].shape[2:]
+    sizes = image.meta["val"].shape[2:]  # of the axes after batch and channels
     outs = node.meta["val"].shape[2:]
+    # overloads have one list, an argument for each axis, or no factors
     scales = [value for key, value in arguments.items() if key.startswith("scales")]
     factors = arguments.get("scale_factors") or scales or [None] * len(sizes)
     for size, out, factor in zip(sizes, outs, factors, strict=True):
         is_known = isinstance(size, int) and isinstance(out, int)
         if is_known:
-            may_be_one = out == 1 and size != 1
+            may_become_one_pixel = out == 1 and size != 1
             may_keep_size = size == out
         else:
-            may_be_one = factor is None or factor < 1
+            may_become_one_pixel = factor is None or factor < 1
             may_keep_size = factor is not None and 1 < factor < 1.5
-        if name in _BETWEEN_PIXELS and may_be_one:
+        if name in _BETWEEN_PIXELS and may_become_one_pixel:
             return (
                 "OpenVINO reads a single output pixel at the corner of the input, and"
                 " eager at its centre"

@@ -33,18 +33,17 @@ _MOVES = frozenset(
     " masked_fill scatter slice_scatter select_scatter tril triu full_like zeros_like"
     " ones_like new_full new_zeros new_ones".split()
 )
-"""Operators that compute no new integers, for any elements."""
+"""Operators whose results contain only elements of their operands, or constants."""
 
 
 class ValueCheck:
-    """A ``why_not`` for values and integers that an engine cannot compute as torch
-    does.
+    """A check (``why_not``) of the types and sizes that a call reads and computes.
 
     The engine has tensors of ``dtypes``, and sizes as integers. Sizes of tensors may
     depend on inputs, but not on elements of tensors. Its int64 has 32 bits, and its
-    integers saturate, where torch's wrap. So int64 is accepted only as an index, and as
-    a position found among floats: these fit, or are wrong in eager as well. ``engine``:
-    its name, for the reasons.
+    integers saturate, where torch's wrap. So int64 is accepted only for indices, and
+    for positions such as the result of an argmax. These fit 32 bits, or are wrong in
+    eager as well. ``engine``: its name, for the reasons.
     """
 
     def __init__(self, engine: str, dtypes: Collection[torch.dtype]) -> None:
@@ -57,7 +56,7 @@ class ValueCheck:
         if why is not None:
             return why
         for value in (*node.all_input_nodes, node):
-            for val in _leaves(value):
+            for val in _recorded(value):
                 why = self._why_no_value(value, val)
                 if why is not None:
                     return why
@@ -95,15 +94,15 @@ class ValueCheck:
         """
         if getattr(node.target, "namespace", "") == "quantized_decomposed":
             return None
-        read = list(chain.from_iterable(map(_integers, node.all_input_nodes)))
-        made = _integers(node)
         name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+        operands = node.all_input_nodes
         if name in _INDEX_AT:
             indices = pytree.tree_leaves(node.args[_INDEX_AT[name]])
-            others = [value for value in node.all_input_nodes if value not in indices]
-            read = list(chain.from_iterable(map(_integers, others)))
+            operands = [value for value in operands if value not in indices]
+        read = list(chain.from_iterable(map(_integer_types, operands)))
+        made = _integer_types(node)
         is_cast = name in _CASTS
-        of_floats = is_cast and node.all_input_nodes[0].meta["val"].is_floating_point()
+        of_floats = is_cast and operands[0].meta["val"].is_floating_point()
         if torch.int64 in read or (torch.int64 in made and of_floats):
             return Reason(f"{self.engine} computes int64 in 32 bits", cause="int64")
         if name in _MOVES:
@@ -114,7 +113,8 @@ class ValueCheck:
         if not read or not made:
             return None
         smallest_made = min(dtype.itemsize for dtype in made)
-        if is_cast and smallest_made >= max(dtype.itemsize for dtype in read):
+        largest_read = max(dtype.itemsize for dtype in read)
+        if is_cast and smallest_made >= largest_read:
             return None
         text = (
             f"in {self.engine}, integers saturate at the ends of their range; in torch"
@@ -147,9 +147,9 @@ def is_dequantized(node: Node) -> bool:
     return str(node.target).startswith("quantized_decomposed.dequantize")
 
 
-def _integers(node: Node) -> list[torch.dtype]:
+def _integer_types(node: Node) -> list[torch.dtype]:
     """Return the types of integer tensors among the values of a node."""
-    types = [val.dtype for val in _leaves(node) if isinstance(val, torch.Tensor)]
+    types = [val.dtype for val in _recorded(node) if isinstance(val, torch.Tensor)]
     return [
         dtype
         for dtype in types
@@ -163,11 +163,17 @@ def _literals(node: Node) -> list[int]:
     Schemas of torch nest lists no deeper.
     """
     arguments = (*node.args, *node.kwargs.values())
-    lists = (a if isinstance(a, (list, tuple)) else (a,) for a in arguments)
-    return [number for some in lists for number in some if type(number) is int]
+    numbers: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            numbers += argument
+        else:
+            numbers.append(argument)
+    return [number for number in numbers if type(number) is int]
 
 
-def _leaves(node: Node) -> list[Any]:
-    """Return the values of a node, without a tree walk if it is a single tensor."""
+def _recorded(node: Node) -> list[Any]:
+    """Return the recorded values of a node."""
     val = node.meta.get("val")
+    # walking a tree takes far longer
     return [val] if isinstance(val, torch.Tensor) else pytree.tree_leaves(val)
