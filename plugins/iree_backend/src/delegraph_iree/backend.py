@@ -17,18 +17,20 @@ from delegraph_engines import Signature, from_specs
 from delegraph_tosa import Graph
 from torch.export import ExportedProgram
 
-# registers the target suffix that the compile specs have
+# registers the suffix ``iree`` of TOSA targets, which the compile specs contain
 from . import partitioner  # noqa: F401
 from .for_iree import write_for_iree
 
 MARK = b"delegraph-iree-3"
-"""The end of each blob. A blob has a module, its signature, and its target as a fact.
+"""The end of each blob. A blob has a module, its signature, and two facts.
+
+The facts are "target" and, for llvm-cpu, "driver".
 """
 _TRANSPOSES_STAY = "--iree-global-opt-propagate-transposes=false"
-"""A second attempt for programs with ARGMAX.
+"""A flag of iree-compile for a second attempt with programs that contain ARGMAX.
 
 IREE 3.13 fuses an ARGMAX with a following TRANSPOSE into an operation that it refuses
-itself. This flag prevents that, but makes other operators slower.
+itself. The flag prevents that, but makes other operators slower.
 """
 _DEFAULTS = {"target": "llvm-cpu", "cpu": "host", "flags": "", "driver": "local-sync"}
 

@@ -1,13 +1,14 @@
 """Writes a TOSA graph as MLIR for iree-compile: TOSA, and other dialects.
 
-IREE 3.13 differs from the specification of TOSA in the following points. Each of them
-is written in another form here.
+IREE 3.13 compiles some operators of TOSA wrongly, or not at all. These are written in
+other dialects here, mostly as ``linalg.generic``, a loop over elements. The cases are:
 
 IREE compares sizes that are known only at run time, and computes elementwise operators
 in branches. A branch for the size 1 gave wrong numbers. Two such sizes are equal in our
 graphs, so ``linalg.generic`` without a branch suffices.
 
-IREE has no operators that compute shapes. They become arithmetic on ``index``.
+IREE has none of the operators that compute shapes. They become arithmetic on
+``index``, MLIR's type for sizes.
 
 IREE's maxima begin with the least finite number. Here they begin with minus infinity.
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from delegraph.errors import Unsupported
@@ -32,14 +33,26 @@ from delegraph_tosa import DType, Graph, Operator, Value, materialize
 from .mlir import Put, Writer, element_of, number_of, type_of
 
 OUT_OF_RANGE = "an index is out of range, or an integer is divided by zero"
-"""The error text of a module."""
+"""The error text of a module whose checks fail."""
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
 
 Entry = int | str
 """An entry of a shape: a number, or the name of a value of type ``index``.
 
-In the text of a type, the name may also be "?".
+``_tensor_type`` also takes "?" as a name.
 """
+
+
+class _Tensor(NamedTuple):
+    """The name of a tensor in the text, and its type, such as ``tensor<2x?xf32>``."""
+
+    name: str
+    type: str
+
+    @property
+    def element(self) -> str:
+        """The element type, such as ``f32``."""
+        return self.type.removeprefix("tensor<").removesuffix(">").rpartition("x")[2]
 
 
 def write_for_iree(graph: Graph, put: Put) -> None:
@@ -51,15 +64,17 @@ def write_for_iree(graph: Graph, put: Put) -> None:
 
 
 class _IREEWriter(Writer):
+    """Writes one module. Methods that write an operation return its result's name."""
+
     def __init__(self, put: Put) -> None:
         super().__init__(put)
         self._entries: dict[Value, list[Entry]] = {}
         """Computed shape -> its entries."""
-        self._checks: list[str] = []
-        """Names of tensors ``i1`` of the current region that must be true."""
+        self._checks: list[_Tensor] = []
+        """Tensors ``i1`` of the current region that must be true."""
         self._depth = 0
         self._temporaries = 0
-        """How many values %t0, %t1, ... were written that are not the graph's."""
+        """How many values %t0, %t1, ... are written. They are not values of the graph."""
 
     def _write_operators(self, graph: Graph, depth: int) -> None:
         """Write the operators of a region, and then one assertion for its checks."""
@@ -124,10 +139,19 @@ class _IREEWriter(Writer):
 
     # --- pieces of text
 
-    def _write(self, operation: str) -> str:
-        """Write an operation with one result, and return the result's name."""
+    def _tensor(self, value: Value) -> _Tensor:
+        """Return a value of the graph as the text refers to it."""
+        return _Tensor(self._names[value], type_of(value.type))
+
+    def _temporary(self) -> str:
+        """Return a new name, %t0, %t1, ..."""
         name = f"%t{self._temporaries}"
         self._temporaries += 1
+        return name
+
+    def _write(self, operation: str) -> str:
+        """Write an operation with one result, and return the result's name."""
+        name = self._temporary()
         self._line(self._depth, f"{name} = {operation}")
         return name
 
@@ -149,85 +173,77 @@ class _IREEWriter(Writer):
         size = value.type.declared[axis]
         if size >= 0:
             return size
-        name = self._names[value]
+        tensor = self._tensor(value)
         position = self._index(axis)
-        return self._write(f"tensor.dim {name}, {position} : {type_of(value.type)}")
+        return self._write(f"tensor.dim {tensor.name}, {position} : {tensor.type}")
 
-    def _empty(self, result: Value, sizes: Sequence[Entry]) -> str:
+    def _empty_like(self, result: Value, sizes: Sequence[Entry]) -> _Tensor:
         """Write a tensor without content, with the type of ``result`` and these sizes.
 
-        Return its name. linalg's operations write their result into such a tensor.
+        linalg's operations write their result into such a tensor.
         """
         unknown: list[str] = []
         for size, declared in zip(sizes, result.type.declared, strict=True):
             if declared < 0:
                 unknown.append(self._index(size))
-        return self._write(
-            f"tensor.empty({', '.join(unknown)}) : {type_of(result.type)}"
-        )
+        return self._empty(unknown, type_of(result.type))
 
-    def _empty_of(self, sizes: Sequence[Entry], type: str) -> str:
-        """Write a tensor without content of these sizes, and return its name."""
+    def _empty(self, sizes: Sequence[Entry], type: str) -> _Tensor:
+        """Write a tensor without content; ``sizes`` may contain the known ones, too."""
         unknown = ", ".join(size for size in sizes if isinstance(size, str))
-        return self._write(f"tensor.empty({unknown}) : {type}")
+        return _Tensor(self._write(f"tensor.empty({unknown}) : {type}"), type)
 
-    def _filled(self, number: str, element: str, tensor: str, type: str) -> str:
-        """Write a fill of ``tensor`` with ``number``, and return the result's name.
-
-        ``number`` is the text of an ``arith.constant``.
-        """
+    def _filled(self, tensor: _Tensor, number: str) -> _Tensor:
+        """Write a fill of ``tensor`` with ``number``, the text of an ``arith.constant``."""
         constant = self._write(f"arith.constant {number}")
-        return self._write(
-            f"linalg.fill ins({constant} : {element}) outs({tensor} : {type}) -> {type}"
+        filled = self._write(
+            f"linalg.fill ins({constant} : {tensor.element})"
+            f" outs({tensor.name} : {tensor.type}) -> {tensor.type}"
         )
+        return _Tensor(filled, tensor.type)
 
     def _generic(
         self,
         maps: Sequence[str],
         kinds: Sequence[str],
-        inputs: Sequence[tuple[str, str]],
-        output: tuple[str, str],
-        elements: Sequence[str],
+        inputs: Sequence[_Tensor],
+        output: _Tensor,
         body: Sequence[str],
         result: Value | None = None,
         yields: str = "%r",
-    ) -> str:
-        """Write a ``linalg.generic``, a loop over elements, and return its result's name.
+    ) -> _Tensor:
+        """Write a ``linalg.generic``, a loop over elements.
 
-        ``maps``: right sides of the affine maps, one for each tensor. ``kinds``: one
-        for each loop. ``inputs`` and ``output``: names and types of tensors.
-        ``elements``: their element types. ``body``: lines that compute %r, or
-        ``yields``, from %a, %b, %c, ... and from the output's element %o. ``result``:
-        the value of the graph that the operation defines, if it defines one.
+        ``maps``: right sides of the affine maps, one for each tensor. They select the
+        element by the loops' indices: with ``d1, d0`` a tensor is read transposed.
+        ``kinds``: "parallel" or "reduction" for each loop. ``body``: lines that compute
+        %r, or ``yields``, from the inputs' elements %a, %b, %c, ... and from the
+        output's element %o. ``result``: the value of the graph that the operation
+        defines, if it defines one.
         """
         loops = ", ".join(f"d{k}" for k in range(len(kinds)))
         maps_text = ", ".join(f"affine_map<({loops}) -> ({text})>" for text in maps)
         kinds_text = ", ".join(f'"{kind}"' for kind in kinds)
         ins = ""
         if inputs:
-            input_names = ", ".join(name for name, _ in inputs)
-            input_types = ", ".join(type_ for _, type_ in inputs)
+            input_names = ", ".join(tensor.name for tensor in inputs)
+            input_types = ", ".join(tensor.type for tensor in inputs)
             ins = f"ins({input_names} : {input_types}) "
-        # the elements of the inputs are %a, %b, ...; that of the output is %o
-        names = [*"abcdefghijkl"[: len(inputs)], "o"]
-        pairs = zip(names, elements, strict=True)
-        arguments = ", ".join(f"%{name}: {element}" for name, element in pairs)
-        if result is None:
-            made = f"%t{self._temporaries}"
-            self._temporaries += 1
-        else:
-            made = self._define(result)
-        head = f"{{indexing_maps = [{maps_text}], iterator_types = [{kinds_text}]}}"
-        self._line(
-            self._depth,
-            f"{made} = linalg.generic {head} {ins}outs({output[0]} : {output[1]}) {{",
+        letters = [*"abcdefghijkl"[: len(inputs)], "o"]
+        pairs = zip(letters, [*inputs, output], strict=True)
+        arguments = ", ".join(
+            f"%{letter}: {tensor.element}" for letter, tensor in pairs
         )
+        name = self._temporary() if result is None else self._define(result)
+        head = f"{{indexing_maps = [{maps_text}], iterator_types = [{kinds_text}]}}"
+        outs = f"outs({output.name} : {output.type})"
+        self._line(self._depth, f"{name} = linalg.generic {head} {ins}{outs} {{")
         self._line(self._depth, f"^bb0({arguments}):")
         for line in body:
             self._line(self._depth + 1, line)
-        self._line(self._depth + 1, f"linalg.yield {yields} : {elements[-1]}")
-        self._line(self._depth, f"}} -> {output[1]}")
-        return made
+        self._line(self._depth + 1, f"linalg.yield {yields} : {output.element}")
+        self._line(self._depth, f"}} -> {output.type}")
+        return _Tensor(name, output.type)
 
     # --- elementwise operators
 
@@ -243,21 +259,20 @@ class _IREEWriter(Writer):
         if operator.name == "INTDIV":
             self._check_divisor(operands[1])
         maps = [_broadcast_map(operand, result) for operand in operands]
-        tensors = [(self._names[value], type_of(value.type)) for value in operands]
         self._generic(
             maps=[*maps, _identity(rank)],
             kinds=["parallel"] * rank,
-            inputs=tensors,
-            output=(self._empty(result, sizes), type_of(result.type)),
-            elements=[element_of(value.dtype) for value in (*operands, result)],
+            inputs=[self._tensor(value) for value in operands],
+            output=self._empty_like(result, sizes),
             body=_elementwise_body(operator),
             result=result,
         )
 
     def _broadcast_size(self, operands: Sequence[Value], axis: int) -> Entry:
-        """Return a size of the result.
+        """Return the size of the result of an elementwise operator along an axis.
 
-        Sizes that are known only at run time are equal, or the other sizes are 1.
+        In our graphs, run-time sizes along an axis are equal. So the first one is the
+        result's, unless another operand has a known size above 1.
         """
         known = [operand.type.declared[axis] for operand in operands]
         if max(known) > 1 or -1 not in known:
@@ -272,15 +287,13 @@ class _IREEWriter(Writer):
         The lines of ``condition`` compute the bool %q from the element %a.
         """
         rank = len(value.shape)
-        empty = self._write("tensor.empty() : tensor<i1>")
         # the reduction by ``and`` begins with true
-        true = self._filled("true", "i1", empty, "tensor<i1>")
+        start = self._filled(self._empty([], "tensor<i1>"), "true")
         check = self._generic(
             maps=[_identity(rank), ""],
             kinds=["reduction"] * rank,
-            inputs=[(self._names[value], type_of(value.type))],
-            output=(true, "tensor<i1>"),
-            elements=[element_of(value.dtype), "i1"],
+            inputs=[self._tensor(value)],
+            output=start,
             body=[*condition, "%r = arith.andi %q, %o : i1"],
         )
         self._checks.append(check)
@@ -291,17 +304,18 @@ class _IREEWriter(Writer):
             return
         all_hold = self._checks[0]
         for check in self._checks[1:]:
-            empty = self._write("tensor.empty() : tensor<i1>")
-            operands = [(all_hold, "tensor<i1>"), (check, "tensor<i1>")]
-            body = ["%r = arith.andi %a, %b : i1"]
             all_hold = self._generic(
-                ["", "", ""], [], operands, (empty, "tensor<i1>"), ["i1"] * 3, body
+                maps=["", "", ""],
+                kinds=[],
+                inputs=[all_hold, check],
+                output=self._empty([], "tensor<i1>"),
+                body=["%r = arith.andi %a, %b : i1"],
             )
-        holds = self._write(f"tensor.extract {all_hold}[] : tensor<i1>")
+        holds = self._write(f"tensor.extract {all_hold.name}[] : tensor<i1>")
         self._line(self._depth, f'cf.assert {holds}, "{OUT_OF_RANGE}"')
 
     def _check_divisor(self, divisor: Value) -> None:
-        """Add a check that no element is zero, except for constants without zeros."""
+        """Add a check that no element is zero; a constant without zeros needs none."""
         if divisor.constant is not None and materialize(divisor).all():
             return
         element = element_of(divisor.dtype)
@@ -334,8 +348,7 @@ class _IREEWriter(Writer):
         )
         # ``ult`` compares without sign: negative indices are large numbers there
         self._check_elements(indices, [f"%q = arith.cmpi ult, %a, {count} : {element}"])
-        type = type_of(indices.type)
-        empty = self._empty(indices, [self._size(indices, axis) for axis in range(2)])
+        sizes = [self._size(indices, axis) for axis in range(2)]
         body = [
             f"%z = arith.constant 0 : {element}",
             f"%u = arith.constant 1 : {element}",
@@ -346,14 +359,13 @@ class _IREEWriter(Writer):
         clamped = self._generic(
             maps=[_identity(2), _identity(2)],
             kinds=["parallel"] * 2,
-            inputs=[(self._names[indices], type)],
-            output=(empty, type),
-            elements=[element, element],
+            inputs=[self._tensor(indices)],
+            output=self._empty_like(indices, sizes),
             body=body,
         )
         # the operator reads the clamped indices; other operators read the given ones
         before = self._names[indices]
-        self._names[indices] = clamped
+        self._names[indices] = clamped.name
         super()._operator(operator, self._depth)
         self._names[indices] = before
 
@@ -367,27 +379,26 @@ class _IREEWriter(Writer):
         first, second, *zero_points = operator.inputs
         [result] = operator.outputs
         sizes = [self._size(first, 0), self._size(second, 2), self._size(second, 1)]
-        element = element_of(second.dtype)
-        type = _tensor_of(sizes, element)
-        maps = ["0, d2, d1" if second.shape[0] == 1 else "d0, d2, d1", _identity(3)]
-        operands = [(self._names[second], type_of(second.type))]
-        empty = self._empty_of(sizes, type)
-        kinds = ["parallel"] * 3
         transposed = self._generic(
-            maps, kinds, operands, (empty, type), [element] * 2, [], yields="%a"
+            maps=["0, d2, d1" if second.shape[0] == 1 else "d0, d2, d1", _identity(3)],
+            kinds=["parallel"] * 3,
+            inputs=[self._tensor(second)],
+            output=self._empty(sizes, _tensor_type(sizes, element_of(second.dtype))),
+            body=[],
+            yields="%a",
         )
-        names = [self._names[first], transposed]
-        names += [self._names[value] for value in zero_points]
-        types = [type_of(first.type), type, *(type_of(v.type) for v in zero_points)]
-        signature = f"({', '.join(types)}) -> {type_of(result.type)}"
-        self._write_result(result, f'"tosa.matmul"({", ".join(names)}) : {signature}')
+        operands = [self._tensor(first), transposed, *map(self._tensor, zero_points)]
+        names = ", ".join(operand.name for operand in operands)
+        types = ", ".join(operand.type for operand in operands)
+        signature = f"({types}) -> {type_of(result.type)}"
+        self._write_result(result, f'"tosa.matmul"({names}) : {signature}')
 
     # --- maxima
 
     def _reduction(self, operator: Operator) -> None:
         """Write a REDUCE_MAX or REDUCE_MIN of floats that begins with infinity.
 
-        The loop drops the axis, which TOSA keeps with size 1; so it is added after it.
+        A reducing loop drops the axis. TOSA keeps it with size 1, so it is added again.
         """
         [operand] = operator.inputs
         [result] = operator.outputs
@@ -397,19 +408,17 @@ class _IREEWriter(Writer):
         operation, beginning = _REDUCTIONS[operator.name]
         element = element_of(operand.dtype)
         sizes = [self._size(operand, k) for k in kept]
-        type = _tensor_of(sizes, element)
-        empty = self._empty_of(sizes, type)
-        start = self._filled(number_of(beginning, operand.dtype), element, empty, type)
-        kinds = ["reduction" if k == axis else "parallel" for k in range(rank)]
-        maps = [_identity(rank), ", ".join(f"d{k}" for k in kept)]
-        operands = [(self._names[operand], type_of(operand.type))]
-        line = f"%r = {operation} %a, %o : {element}"
+        empty = self._empty(sizes, _tensor_type(sizes, element))
         reduced = self._generic(
-            maps, kinds, operands, (start, type), [element] * 2, [line]
+            maps=[_identity(rank), ", ".join(f"d{k}" for k in kept)],
+            kinds=["reduction" if k == axis else "parallel" for k in range(rank)],
+            inputs=[self._tensor(operand)],
+            output=self._filled(empty, number_of(beginning, operand.dtype)),
+            body=[f"%r = {operation} %a, %o : {element}"],
         )
         full = [*sizes[:axis], 1, *sizes[axis:]]
         groups = _groups_with_unit_axis(rank, axis)
-        self._expand(result, reduced, type, groups, full)
+        self._expand(result, reduced, groups, full)
 
     def _max_pool(self, operator: Operator) -> None:
         """Write a MAX_POOL2D of floats [N,H,W,C] that begins with minus infinity.
@@ -423,41 +432,40 @@ class _IREEWriter(Writer):
         stride = pool.stride
         pad = pool.pad
         lowest = number_of(-np.inf, operand.dtype)
-        name = self._names[operand]
-        type = type_of(operand.type)
-        element = element_of(operand.dtype)
+        image = self._tensor(operand)
+        element = image.element
         if any(pad):
             sizes = list(operand.type.declared)
             if sizes[1] >= 0:
                 sizes[1] += pad[0] + pad[1]
             if sizes[2] >= 0:
                 sizes[2] += pad[2] + pad[3]
-            padded = _tensor_of(["?" if size < 0 else size for size in sizes], element)
+            padded_type = _tensor_type(
+                ["?" if size < 0 else size for size in sizes], element
+            )
             low = ["0", str(pad[0]), str(pad[2]), "0"]
             high = ["0", str(pad[1]), str(pad[3]), "0"]
             inside = self._write(f"arith.constant {lowest}")
-            name = self._write(self._padded(name, type, low, high, inside, padded))
-            type = padded
+            padded = self._write(_padded(image, low, high, inside, padded_type))
+            image = _Tensor(padded, padded_type)
         sizes_of_result = [
             self._size(operand, 0),
             self._windows(operand, 1, pad[0] + pad[1], kernel[0], stride[0]),
             self._windows(operand, 2, pad[2] + pad[3], kernel[1], stride[1]),
             self._size(operand, 3),
         ]
-        result_type = type_of(result.type)
-        empty = self._empty(result, sizes_of_result)
-        start = self._filled(lowest, element, empty, result_type)
+        start = self._filled(self._empty_like(result, sizes_of_result), lowest)
         window = f"tensor<{kernel[0]}x{kernel[1]}x{element}>"
         # linalg reads only the shape of the window
         shape_only = self._write(f"tensor.empty() : {window}")
         dilations = "dilations = dense<1> : vector<2xi64>"
         strides = f"strides = dense<{list(stride)}> : vector<2xi64>"
-        ins = f"ins({name}, {shape_only} : {type}, {window})"
-        outs = f"outs({start} : {result_type})"
+        ins = f"ins({image.name}, {shape_only} : {image.type}, {window})"
+        outs = f"outs({start.name} : {start.type})"
         self._write_result(
             result,
             f"linalg.pooling_nhwc_max {{{dilations}, {strides}}} {ins} {outs} ->"
-            f" {result_type}",
+            f" {start.type}",
         )
 
     def _windows(
@@ -480,7 +488,7 @@ class _IREEWriter(Writer):
         return [int(entry) for entry in materialize(value)]
 
     def _shape(self, operator: Operator) -> list[Entry]:
-        """Write the arithmetic of an operator on shapes; return its result."""
+        """Write the arithmetic of an operator on shapes; return the computed entries."""
         if operator.name == "DIM":
             return [self._size(operator.inputs[0], operator.axis)]  # type: ignore[attr-defined]
         operands = [self._entries_of(value) for value in operator.inputs]
@@ -497,7 +505,10 @@ class _IREEWriter(Writer):
         ]
 
     def _binary(self, name: str, left: Entry, right: Entry) -> Entry:
-        """Compute one entry: now if both operands are numbers, otherwise at run time."""
+        """Return one computed entry.
+
+        Two numbers are computed now. Otherwise, this writes the operation for run time.
+        """
         compute, operation = _SHAPE_ARITHMETIC[name]
         if isinstance(left, int) and isinstance(right, int):
             return compute(left, right)
@@ -541,31 +552,35 @@ class _IREEWriter(Writer):
             )
             return
         sizes = self._entries_of(operator.inputs[1])
-        self._expand(result, name, wanted, [list(range(rank))], sizes)
+        self._expand(result, _Tensor(name, wanted), [list(range(rank))], sizes)
 
     def _expand(
         self,
         result: Value,
-        name: str,
-        type: str,
+        tensor: _Tensor,
         groups: Sequence[Sequence[int]],
         sizes: Sequence[Entry],
     ) -> None:
-        """Write a tensor with more axes; ``groups`` has the new axes of each axis."""
-        wanted = type_of(result.type)
+        """Write ``result``: ``tensor`` with each axis split into several axes.
+
+        ``groups`` has the new axes of each old one: [[0], [1, 2]] splits the second.
+        ``sizes``: those of the result.
+        """
+        result_type = type_of(result.type)
         if len(groups) == len(result.shape):
-            self._write_result(result, f"tensor.cast {name} : {type} to {wanted}")
+            self._write_result(
+                result, f"tensor.cast {tensor.name} : {tensor.type} to {result_type}"
+            )
             return
         shape = f"output_shape [{', '.join(self._sizes_as_text(result, sizes))}]"
-        groups_text = ", ".join(f"[{', '.join(map(str, group))}]" for group in groups)
         self._write_result(
             result,
-            f"tensor.expand_shape {name} [{groups_text}] {shape} : {type} into"
-            f" {wanted}",
+            f"tensor.expand_shape {tensor.name} {_groups_as_text(groups)} {shape} :"
+            f" {tensor.type} into {result_type}",
         )
 
     def _sizes_as_text(self, result: Value, sizes: Sequence[Entry]) -> list[str]:
-        """Return the sizes of ``result`` as text; run-time ones as names."""
+        """Return the sizes of ``result`` as text; run-time ones as names of values."""
         return [
             self._index(size) if declared < 0 else str(declared)
             for size, declared in zip(sizes, result.type.declared, strict=True)
@@ -611,47 +626,29 @@ class _IREEWriter(Writer):
                 if operand.dtype is DType.BOOL:
                     text = "true" if value else "false"
             inside = self._write(f"arith.constant {text}")
-        operation = self._padded(
-            self._names[operand],
-            type_of(operand.type),
+        operation = _padded(
+            self._tensor(operand),
             low=entries[::2],
             high=entries[1::2],
             inside=inside,
-            result=type_of(result.type),
+            result_type=type_of(result.type),
         )
         self._write_result(result, operation)
-
-    def _padded(
-        self,
-        name: str,
-        type: str,
-        low: Sequence[str],
-        high: Sequence[str],
-        inside: str,
-        result: str,
-    ) -> str:
-        """Return the operation that pads a tensor with the scalar ``inside``."""
-        arguments = ", ".join(f"%p{k}: index" for k in range(len(low)))
-        # ``type`` is text such as tensor<2x?xf32>
-        element = type.removeprefix("tensor<").removesuffix(">").rpartition("x")[2]
-        block = f"{{\n^bb0({arguments}):\ntensor.yield {inside} : {element}\n}}"
-        return (
-            f"tensor.pad {name} low[{', '.join(low)}] high[{', '.join(high)}] {block} :"
-            f" {type} to {result}"
-        )
 
     def _tile(self, operator: Operator) -> None:
         """Write a TILE: each axis [S] becomes [times, S]; then the two are joined.
 
-        An axis that needs only one of them stays one axis. ``groups`` has the new axes
-        for each axis, and ``sources`` the operand's index as an affine expression.
-        Reading elements at the place modulo the size would need no second operation,
-        but IREE's vectorizer is wrong there: it reads zeros.
+        If ``times`` or S is 1, the axis stays one axis. The obvious form is a single
+        loop that reads elements at an index modulo S. IREE's vectorizer is wrong there:
+        it reads zeros.
         """
         operand, multiples = operator.inputs
         [result] = operator.outputs
+        # of the repeated tensor, before its axes are joined
         sizes: list[Entry] = []
+        # the axes of the repeated tensor, for each axis of the operand
         groups: list[list[int]] = []
+        # the index along each axis of the operand, as an affine expression
         sources: list[str] = []
         for axis, times in enumerate(self._entries_of(multiples)):
             size = self._size(operand, axis)
@@ -661,40 +658,40 @@ class _IREEWriter(Writer):
             groups.append([len(sizes) + k for k in range(len(group))])
             sizes += group
             sources.append("0" if size == 1 else f"d{len(sizes) - 1}")
-        element = element_of(result.dtype)
-        type = _tensor_of(sizes, element)
-        empty = self._empty_of(sizes, type)
-        operands = [(self._names[operand], type_of(operand.type))]
-        maps = [", ".join(sources), _identity(len(sizes))]
-        kinds = ["parallel"] * len(sizes)
+        type = _tensor_type(sizes, element_of(result.dtype))
         repeated = self._generic(
-            maps, kinds, operands, (empty, type), [element] * 2, [], yields="%a"
+            maps=[", ".join(sources), _identity(len(sizes))],
+            kinds=["parallel"] * len(sizes),
+            inputs=[self._tensor(operand)],
+            output=self._empty(sizes, type),
+            body=[],
+            yields="%a",
         )
-        self._join(result, repeated, type, groups, sizes)
+        self._join(result, repeated, groups, sizes)
 
     def _join(
         self,
         result: Value,
-        name: str,
-        type: str,
+        tensor: _Tensor,
         groups: Sequence[Sequence[int]],
         sizes: Sequence[Entry],
     ) -> None:
-        """Write a tensor with fewer axes; ``groups`` has the axes that each joins."""
+        """Write ``result``: ``tensor`` with the axes of each group joined into one.
+
+        ``sizes``: those of ``tensor``.
+        """
+        name, type = tensor
         if len(groups) < len(sizes):
             joined: list[Entry] = []
             for group in groups:
                 factors = [sizes[axis] for axis in group]
                 is_known = all(isinstance(factor, int) for factor in factors)
                 joined.append(prod(factors) if is_known else "?")
-            flat = _tensor_of(joined, element_of(result.dtype))
-            groups_text = ", ".join(
-                f"[{', '.join(map(str, group))}]" for group in groups
-            )
+            type = _tensor_type(joined, element_of(result.dtype))
             name = self._write(
-                f"tensor.collapse_shape {name} [{groups_text}] : {type} into {flat}"
+                f"tensor.collapse_shape {name} {_groups_as_text(groups)} :"
+                f" {tensor.type} into {type}"
             )
-            type = flat
         self._write_result(
             result, f"tensor.cast {name} : {type} to {type_of(result.type)}"
         )
@@ -710,9 +707,9 @@ _SHAPE_ARITHMETIC: dict[str, tuple[Callable[[int, int], int], str]] = {
     "DIV_CEIL_SHAPE": (lambda a, b: -(-a // b), "arith.divsi"),
     "DIV_FLOOR_SHAPE": (lambda a, b: a // b, "arith.divsi"),
 }
-"""Operator on shapes -> its function, and its operation on ``index``.
+"""Operator on shapes -> its function on numbers, and its operation on ``index``.
 
-The operation is used for entries that are not negative.
+The operation is right for entries that are not negative.
 """
 _SHAPES = frozenset({"DIM", "CONCAT_SHAPE", "SLICE_SHAPE", *_SHAPE_ARITHMETIC})
 _REDUCTIONS = {
@@ -750,7 +747,10 @@ _ELEMENTWISE = frozenset(
 
 
 def why_not_at_run_time(operator: Operator) -> str | None:
-    """Return why an operator cannot be written for run-time sizes, or None."""
+    """Return why ``write_for_iree`` refuses an operator, or None.
+
+    It refuses some operators with shapes that are computed at run time.
+    """
     on_shapes = {*_SHAPES, "ASSERT_EQUAL_SHAPE"}
     if operator.name.endswith("_SHAPE") and operator.name not in on_shapes:
         return f"IREE does not compile {operator.name}"
@@ -761,7 +761,7 @@ def why_not_at_run_time(operator: Operator) -> str | None:
 
 
 def computed_parameters(operator: Operator) -> str:
-    """Return the refusal reason of an operator with parameters computed from sizes."""
+    """Return why an operator is refused whose parameters are computed from sizes."""
     return (
         f"IREE does not compile {operator.name} with parameters that are computed at"
         " run time"
@@ -797,11 +797,37 @@ def _multiplies_by_zeros(operator: Operator) -> bool:
     """Return whether this is a product of floats with a constant of zeros only."""
     if operator.name != "MUL" or operator.outputs[0].dtype not in FLOATS:
         return False
-    constants = [value for value in operator.inputs[:2] if value.constant is not None]
-    return any(not (materialize(value) != 0).any() for value in constants)
+    for value in operator.inputs[:2]:
+        if value.constant is not None and np.all(materialize(value) == 0):
+            return True
+    return False
 
 
-def _tensor_of(sizes: Sequence[Entry], element: str) -> str:
+def _groups_as_text(groups: Sequence[Sequence[int]]) -> str:
+    """Return groups of axes in MLIR's form, such as ``[[0], [1, 2]]``."""
+    return f"[{', '.join(str(list(group)) for group in groups)}]"
+
+
+def _padded(
+    tensor: _Tensor,
+    low: Sequence[str],
+    high: Sequence[str],
+    inside: str,
+    result_type: str,
+) -> str:
+    """Return the operation that pads a tensor with the scalar ``inside``.
+
+    ``low`` and ``high``: the padding before and after each axis, as text.
+    """
+    arguments = ", ".join(f"%p{k}: index" for k in range(len(low)))
+    block = f"{{\n^bb0({arguments}):\ntensor.yield {inside} : {tensor.element}\n}}"
+    return (
+        f"tensor.pad {tensor.name} low[{', '.join(low)}] high[{', '.join(high)}]"
+        f" {block} : {tensor.type} to {result_type}"
+    )
+
+
+def _tensor_type(sizes: Sequence[Entry], element: str) -> str:
     """Return a tensor type such as ``tensor<2x?xf32>``; run-time sizes become "?"."""
     declared = ["?" if isinstance(size, str) else str(size) for size in sizes]
     return f"tensor<{'x'.join([*declared, element])}>"
@@ -880,9 +906,10 @@ def _extreme_body(operator: Operator, element: str, is_float: bool) -> list[str]
 
 
 def _integer_product_body(operator: Operator, element: str) -> list[str]:
-    """Return lines for the product of 64 bits, rounded and shifted right.
+    """Return lines for a MUL of integers.
 
-    The specification of MUL defines the rounding.
+    With a shift, the product of 64 bits is rounded and shifted right, as the
+    specification of MUL defines.
     """
     wide = element_of(operator.outputs[0].dtype)
     shift = int(materialize(operator.inputs[2]).item())
@@ -908,9 +935,9 @@ def _integer_product_body(operator: Operator, element: str) -> list[str]:
 
 
 def _division_body(element: str) -> list[str]:
-    """Return lines for the quotient.
+    """Return lines for the quotient of integers, which never end the process.
 
-    The divisor is 1 if it would be 0, or if it is -1 and the quotient would not fit.
+    The divisor becomes 1 if it is 0, or if it is -1 and the quotient would not fit.
     """
     # ``element`` is the name of an integer type, such as i32
     least = -(1 << int(element[1:]) - 1)
@@ -930,10 +957,10 @@ def _division_body(element: str) -> list[str]:
 
 
 def _right_shift_body(operator: Operator, element: str) -> list[str]:
-    """Return lines for the shifted integer.
+    """Return lines for the integer %a shifted right by %b bits.
 
-    With ``round``, the last bit that was shifted out is added. Nothing is shifted out
-    by a count of 0; %n keeps the count of the shift that finds the bit from -1.
+    With ``round``, the last bit that is shifted out is added. It is the lowest bit of
+    %a shifted by %b - 1. If %b is 0, no bit is shifted out; a shift by -1 is undefined.
     """
     if not operator.round:  # type: ignore[attr-defined]
         return [f"%r = arith.shrsi %a, %b : {element}"]

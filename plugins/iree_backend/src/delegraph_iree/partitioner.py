@@ -47,8 +47,8 @@ class IREEPartitioner(DevicePartitioner):
         driver: str = "local-sync",
         **tosa: Any,
     ) -> None:
-        # Only for its error: unbalanced quotes are refused here already, and not when
-        # the first partition is compiled.
+        # Called only for its OptionError: unbalanced quotes are refused now, and not
+        # when the first partition is compiled.
         split_flags(flags)
         settings = {"target": target, "cpu": cpu, "flags": flags, "driver": driver}
         super().__init__("IREEBackend", DEVICE, settings, **tosa)

@@ -41,10 +41,10 @@ TOSA's integer types have no sign.
 
 
 class IREERuntime(BackendRuntime):
-    """Runs modules for llvm-cpu on processors, those for vulkan-spirv on a Vulkan
-    device.
+    """Runs IREE modules.
 
-    It is the first device of the host.
+    Modules for llvm-cpu run on the processor, modules for vulkan-spirv on the first
+    Vulkan device of the host.
     """
 
     @staticmethod
@@ -115,13 +115,14 @@ def _device(target: str, driver: str) -> Any:
 
 
 _LOADED: WeakSet[_Module] = WeakSet()
+"""All modules that are in use; ``_unload`` needs them."""
 
 
 @atexit.register
 def _unload() -> None:
-    """Release the objects of IREE's bindings.
+    """Release the objects of IREE's bindings before the interpreter ends.
 
-    They print a page about each object that outlives the interpreter.
+    Otherwise the bindings print a page about each object.
     """
     for module in _LOADED:
         del module._context, module._function, module._device
@@ -160,10 +161,10 @@ class _Module:
     def _compute(
         self, arrays: list[np.ndarray[Any, Any]]
     ) -> list[np.ndarray[Any, Any]] | str:
-        """Return the results, or IREE's error message.
+        """Return the results, or IREE's error message as text.
 
-        IREE's bindings have no base class of errors. An exception that is kept would
-        keep their objects.
+        The exception itself is not kept, because its traceback would keep objects of
+        the bindings. The bindings have no base class of errors.
         """
         inputs = iree.VmVariantList(len(arrays))
         results = iree.VmVariantList(len(self._signature.outputs))
