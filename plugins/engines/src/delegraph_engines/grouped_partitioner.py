@@ -69,6 +69,6 @@ class GroupedPartitioner(CapabilityPartitioner):
             if broken:
                 return Grouped([], broken)
             accepted = {node for node in calls if node not in refused}
-            return Grouped(*groups.units(calls, accepted))
+            return groups.units(calls, accepted)
 
         return group

@@ -1,9 +1,11 @@
 """Groups: calls that share a partition or all stay on the host.
 
-The calls of a group are merged into one unit. If that closes a cycle, everything on the
-cycle has to be in the same partition. A cycle through the host cannot be, so then a
-group gives way: its calls are refused. One walk finds all cycles as strongly connected
-components; for every group that gives way, its component is searched once more.
+The calls of a group are merged into one unit: a list of calls that are placed together.
+If that closes a cycle, everything on the cycle has to be in the same partition. For
+example, b needs a and c needs b: if a and c are a group, b has to join them. If b stays
+on the host, that is impossible, so the group gives way: its calls are refused. One walk
+finds all cycles as strongly connected components. For every group that gives way, its
+component is searched once more.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from delegraph.errors import ContractViolation
+from delegraph.partitioner import Grouped
 from delegraph.partitioner.fewest_groups import (
     Unit,
     flatten,
@@ -32,15 +35,16 @@ def fewest_partitions(
     accepted: Collection[Node],
     groups: Iterable[Iterable[Node]] = (),
 ) -> list[list[Node]] | None:
-    """Return the fewest partitions of ``accepted`` calls that need no own result.
+    """Return the fewest partitions of the ``accepted`` calls.
 
+    No partition may need its own result through the host.
     ``calls``: the calls of the program, in graph order. The calls of each list in
     ``groups`` are in one partition. Returns None if a group needs its own result
     through a call that is not accepted.
     """
     grouped = Groups(groups, calls)
-    ordered, refused = grouped.units(calls, accepted)
-    if refused:
+    ordered, kept_out = grouped.units(calls, accepted)
+    if kept_out:
         return None
     level = levels(ordered, accepted)
     move_to_users(ordered, level, accepted)
@@ -49,8 +53,9 @@ def fewest_partitions(
 
 
 class Groups:
-    """Groups of calls of one program. Groups that overlap are merged; nodes that are no
-    calls are left out.
+    """Groups of calls of one program.
+
+    Groups that overlap are merged. Nodes that are no calls are left out.
 
     ``largest``: the most operators that a partition may have; None is no limit.
     """
@@ -65,11 +70,13 @@ class Groups:
         order.
         """
         self.largest = largest
-        self.position = {n: k for k, n in enumerate(calls)}
+        self.position = {call: k for k, call in enumerate(calls)}
         calls_by_group = [self._calls(group) for group in groups]
         merged = _merge(calls_by_group, self.position) if any(calls_by_group) else []
         self.groups = [group for group in merged if size(group) > 1]
-        self._group_of = {n: group for group in self.groups for n in group}
+        self._group_of: dict[Node, Unit] = {}
+        for group in self.groups:
+            self._group_of.update(dict.fromkeys(group, group))
 
     def _calls(self, group: Iterable[Node]) -> list[Node]:
         """Return the calls in ``group``. Raises ContractViolation for a call of another
@@ -90,49 +97,43 @@ class Groups:
         return [n for n in nodes if n in self.position]
 
     def broken(self, refused: Mapping[Node, str]) -> dict[Node, str]:
-        """Return calls in a group with a call in ``refused`` -> why they stay on the
-        host, too; without those in ``refused``.
+        """Return further calls that stay on the host, and the reasons.
 
-        ``refused``: call -> why it stays on the host.
+        These are the other calls of each group with a call in ``refused``. ``refused``:
+        call -> why it stays on the host.
         """
         reasons: dict[Node, str] = {}
         for group in self.groups:
-            refused_call = next((n for n in group if n in refused), None)
-            if refused_call is not None:
-                why = (
-                    f"it goes with {refused_call.name}, which is refused:"
-                    f" {refused[refused_call]}"
-                )
-                reasons.update((n, why) for n in group if n not in refused)
+            cause = next((call for call in group if call in refused), None)
+            if cause is None:
+                continue
+            why = f"it goes with {cause.name}, which is refused: {refused[cause]}"
+            others = [call for call in group if call not in refused]
+            reasons.update(dict.fromkeys(others, why))
         return reasons
 
-    def units(
-        self, calls: Sequence[Node], accepted: Collection[Node]
-    ) -> tuple[list[Unit], dict[Node, str]]:
-        """Return the units of ``calls``, each after the units that it needs; and call
-        -> why its group gives way.
+    def units(self, calls: Sequence[Node], accepted: Collection[Node]) -> Grouped:
+        """Return the units of ``calls``, and the calls of groups that give way.
 
         A group of ``accepted`` calls is one unit, together with all that lies on a
-        cycle with it, unless the group gives way: then its calls are refused. Calls
-        that are not accepted are units by themselves.
+        cycle with it, unless the group gives way. Calls that are not accepted are units
+        by themselves.
         """
         if not self.groups:
-            return units(calls), {}
+            return Grouped(units(calls), {})
         # id of a group, or of a unit without a group -> the calls
         merged: dict[int, Unit] = {}
         for unit in units(calls):
-            # the calls of a group become one unit; a refused call, of any group, stays
-            # by itself
-            merged_unit = (
-                self._group_of.get(unit[0], unit) if unit[0] in accepted else unit
-            )
+            merged_unit = unit
+            if unit[0] in accepted:
+                merged_unit = self._group_of.get(unit[0], unit)
             merged.setdefault(id(merged_unit), []).extend(unit)
         ordered: list[Unit] = []
         refused: dict[Node, str] = {}
         for component in _strongly_connected(list(merged.values())):
             self._resolve_cycles(component, accepted, refused)
             ordered.append(flatten(component, self.position))
-        return ordered, refused
+        return Grouped(ordered, refused)
 
     def _resolve_cycles(
         self,
@@ -140,53 +141,50 @@ class Groups:
         accepted: Collection[Node],
         refused: dict[Node, str],
     ) -> None:
-        """Let groups of ``component`` give way, the widest first, until none needs its
-        own result or is too large.
+        """Let groups of ``component`` give way until the rest can be partitions.
 
-        ``component``: units that all need each other's results. The widest group is the
-        one whose first and last call are farthest apart in the graph. Adds the calls of
-        groups that give way to ``refused``, with the reason.
+        ``component``: units that all need each other's results. The widest group gives
+        way first: its first and last call are farthest apart in the graph. Adds the
+        calls of groups that give way to ``refused``, with the reason.
         """
         waiting = [component]
         while waiting:
             cyclic = waiting.pop()
-            # its units that stay on the host, and its units that are groups and have
-            # not given way
-            outside = [u for u in cyclic if u[0] not in accepted or u[0] in refused]
-            groups = [
-                u
-                for u in cyclic
-                if u[0] in self._group_of and u[0] in accepted and u[0] not in refused
-            ]
-            why = self._why_not_partition(cyclic, outside) if groups else None
-            if why is not None:
-                widest = max(
-                    groups,
-                    key=lambda unit: self.position[unit[-1]] - self.position[unit[0]],
-                )
-                names = ", ".join(n.name for n in widest[:4]) + ", ..." * (
-                    len(widest) > 4
-                )
-                refused.update(
-                    (n, f"its group ({names}) {why}") for n in self._group_of[widest[0]]
-                )
-                # without this group, the rest of the component may fall apart
-                waiting += _strongly_connected(
-                    [*(u for u in cyclic if u is not widest), *units(widest)]
-                )
+            on_host: list[Unit] = []
+            groups: list[Unit] = []
+            for unit in cyclic:
+                if unit[0] not in accepted or unit[0] in refused:
+                    on_host.append(unit)
+                elif unit[0] in self._group_of:
+                    groups.append(unit)
+            why = self._why_not_partition(cyclic, on_host) if groups else None
+            if why is None:
+                continue
+            widest = max(groups, key=self._width)
+            names = ", ".join(call.name for call in widest[:4])
+            if len(widest) > 4:
+                names += ", ..."
+            reason = f"its group ({names}) {why}"
+            refused.update(dict.fromkeys(self._group_of[widest[0]], reason))
+            # without this group, the rest of the component may fall apart
+            others = [unit for unit in cyclic if unit is not widest]
+            waiting += _strongly_connected([*others, *units(widest)])
+
+    def _width(self, unit: Unit) -> int:
+        """Return how far the first and the last call of a unit are apart in the graph."""
+        return self.position[unit[-1]] - self.position[unit[0]]
 
     def _why_not_partition(
-        self, component: Sequence[Unit], outside: Sequence[Unit]
+        self, component: Sequence[Unit], on_host: Sequence[Unit]
     ) -> str | None:
-        """Return why the units of a component, which need each other, cannot be one
-        partition; None if they can.
+        """Return why units that need each other cannot be one partition, or None.
 
-        ``outside``: those of its units that stay on the host.
+        ``on_host``: those units of the component that stay on the host.
         """
-        if outside:
+        if on_host:
             return (
                 "cannot be one partition: it would need its own result through"
-                f" {outside[0][0].name}"
+                f" {on_host[0][0].name}"
             )
         operators = sum(map(size, component))
         if self.largest is not None and operators > self.largest:
@@ -200,9 +198,9 @@ class Groups:
 def _merge(
     groups: Sequence[list[Node]], position: Mapping[Node, int]
 ) -> list[list[Node]]:
-    """Merge those of ``groups`` that share a call; each in graph order, with the calls
-    that unpack its results.
+    """Return ``groups``, with those merged that share a call.
 
+    Each has its calls in graph order, with the calls that unpack their results.
     ``position``: call of the program, in graph order -> its position.
     """
     # a call and the calls that unpack it begin as one set: a group with one of them has
@@ -222,21 +220,22 @@ def _merge(
 
 
 def _strongly_connected(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Return the strongly connected components of ``units``; each comes after those
-    that it needs.
+    """Return the strongly connected components of ``units``.
 
-    Tarjan's algorithm (1972), with a stack in place of recursion, because graphs are
-    deeper than Python's limit.
+    Each component comes after those that it needs. This is Tarjan's algorithm (1972),
+    with a stack in place of recursion, because graphs are deeper than Python's limit.
     """
-    index = {n: k for k, unit in enumerate(units) for n in unit}
-    needs = [
-        list(
-            dict.fromkeys(
-                index[i] for n in unit for i in n.all_input_nodes if i in index
-            )
-        )
-        for unit in units
-    ]
+    index: dict[Node, int] = {}
+    for k, unit in enumerate(units):
+        index.update(dict.fromkeys(unit, k))
+    # for each unit, the numbers of the units that it needs
+    needs: list[list[int]] = []
+    for unit in units:
+        needed: dict[int, None] = {}
+        for node in unit:
+            operands = node.all_input_nodes
+            needed.update(dict.fromkeys(index[i] for i in operands if i in index))
+        needs.append(list(needed))
     components: list[list[int]] = []
     order: dict[int, int] = {}  # unit -> when it was visited
     # unit -> the earliest visited open unit that it is known to need

@@ -27,21 +27,21 @@ def computed_by(
     """Return the calls that each kernel computes, by its name, as a key of ``Spent``.
 
     They are None if they are not known. ``reads``: pairs of a call and an operand of
-    it. Engines lose the names of calls that they fuse. So a kernel also computes the
-    operands of its calls that no kernel reports. A kernel that only moves a value
-    counts for the kernel that reads it, if there is only one. If that computes no call,
-    it counts for the kernel that computed the value.
+    it. Engines lose the names of calls that they fuse: for relu(conv(x)), a kernel may
+    report only the relu. So a kernel also computes the operands of its calls that no
+    kernel reports.
+
+    A kernel that only moves a value counts for the kernel that reads it, if there is
+    only one. If that computes no call, it counts for the kernel that computed the
+    value.
     """
     listed = list(kernels)
     operands: dict[int, list[int]] = {}
     for call, operand in reads:
         operands.setdefault(call, []).append(operand)
     reported = set(chain.from_iterable(kernel.calls for kernel in listed))
-    readers: dict[str, set[str]] = {}
     calls_of: dict[str, tuple[int, ...] | None] = {}
     for kernel in listed:
-        for name in kernel.reads:
-            readers.setdefault(name, set()).add(kernel.name)
         computed = set(kernel.calls)
         waiting = list(kernel.calls)
         while waiting:
@@ -49,7 +49,12 @@ def computed_by(
             computed |= fused
             waiting += fused
         calls_of[kernel.name] = tuple(sorted(computed)) or None
-    for kernel in reversed(listed):  # readers first
+    readers: dict[str, set[str]] = {}
+    for kernel in listed:
+        for name in kernel.reads:
+            readers.setdefault(name, set()).add(kernel.name)
+    # readers first: a moved value may be moved again
+    for kernel in reversed(listed):
         readers_of_kernel = readers.get(kernel.name, set())
         if kernel.only_moves and len(readers_of_kernel) == 1:
             neighbours = [*readers_of_kernel, *kernel.reads]

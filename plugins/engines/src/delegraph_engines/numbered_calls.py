@@ -9,6 +9,7 @@ from delegraph_programs import source_of
 from torch.fx import Node
 
 _CALL = re.compile(r"(?<![a-zA-Z0-9])n(\d+)(?:_in\w*)?/")
+"""A call in a name, such as ``n12/`` or ``n12_in/``; 12 is its number."""
 
 
 class EngineError(Exception):

@@ -9,8 +9,8 @@ from typing import Any
 def saturates(processor: Mapping[str, Any]) -> bool:
     """Return whether int8 kernels of a processor saturate sums at 16 bits.
 
-    They do on x86 without VNNI, where the result of two layers was off by ten steps.
-    ``processor``: the result of ``torch.cpu.get_capabilities()``.
+    They do on x86 without VNNI. There, results of two quantized layers were wrong by
+    ten integer steps. ``processor``: the result of ``torch.cpu.get_capabilities()``.
     """
     has_dot_product = processor.get("avx512_vnni") or processor.get("avx_vnni")
     return processor.get("architecture") == "x86_64" and not has_dot_product

@@ -43,12 +43,12 @@ the module, line.
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Suppress this thread's warnings, and log messages of torchao and torch's pytree
-    below ERROR, in a block.
+    """Suppress warnings and some log messages in a block.
 
-    When the last thread has left such a block, the levels of these loggers are
-    restored, and so are level and handlers of the root logger, which imported packages
-    may have set.
+    This thread's warnings are ignored. The loggers of torchao and of torch's pytree
+    write only errors, in all threads. When the last thread has left such a block, the
+    levels of these loggers are restored. So are level and handlers of the root logger,
+    which imported packages may have set.
 
     torchao, which quantizing and ExecuTorch import, logs which of its GPU kernels do
     not load, and warns about its own calls. ``warnings.catch_warnings`` cannot be used:
@@ -81,10 +81,9 @@ def _filters() -> Any:
 
 
 def _quiet_log() -> Callable[[], None]:
-    """Let torchao and torch's pytree log errors only.
+    """Let torchao and torch's pytree log errors only; return a function to undo that.
 
-    Returns a function that gives these loggers their levels back, and the root logger
-    its level and handlers of now.
+    It also gives the root logger the level and handlers that it has now.
     """
     root = logging.getLogger()
     level = root.level

@@ -57,7 +57,7 @@ class Signature:
     def of(cls, program: ExportedProgram) -> Signature:
         """Return the signature of a partition, as ``preprocess`` gets it.
 
-        New values of its own buffers are no outputs.
+        New values of buffers that the delegate owns are no outputs.
         """
         specs = program.graph_signature.output_specs
         outputs = zip(specs, output_values(program), strict=True)

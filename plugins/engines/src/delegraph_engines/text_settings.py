@@ -11,8 +11,8 @@ from delegraph.errors import OptionError
 def to_specs(prefix: str, settings: Mapping[str, str]) -> list[CompileSpec]:
     """Return a compile spec for each setting; its key is ``prefix`` and the name.
 
-    Raises OptionError for text that no process can receive: with a NUL, or with bytes
-    that are not UTF-8.
+    Raises OptionError for text that no command line can contain: with a NUL, or with
+    bytes that are not UTF-8.
     """
     for name, text in settings.items():
         if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
@@ -34,9 +34,10 @@ def from_specs(
 ) -> tuple[dict[str, str], list[CompileSpec]]:
     """Return the settings that ``to_specs`` wrote, and the other compile specs.
 
-    ``defaults``: name -> default text of each known setting. ``only``: refuse other
-    compile specs. Compile specs may come from a file. So this raises OptionError for an
-    unknown setting, for a duplicate, and for bytes that are not text.
+    ``defaults``: name -> default text of each known setting. ``only``: refuse compile
+    specs without the prefix. Compile specs may come from a file. So this raises
+    OptionError for an unknown setting, for a duplicate, and for bytes that are not
+    text.
     """
     own = [spec for spec in compile_specs if spec.key.startswith(prefix)]
     others = [spec for spec in compile_specs if not spec.key.startswith(prefix)]

@@ -90,8 +90,8 @@ class TrialCompilation:
             self._compile_together(calls)
         answers: dict[Node, str | None] = {}
         for node in nodes:
-            of_call = self._answers.get(keys.get(node, ""))
-            answers[node] = self._refused.get(node.target, of_call)
+            answer = self._answers.get(keys.get(node, ""))
+            answers[node] = self._refused.get(node.target, answer)
         while len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
         return answers
@@ -148,7 +148,10 @@ class _BatchedSupport(Support):
         self._answers |= self._trial.reasons(unrefused)
 
     def why_not(self, node: Node) -> str | None:
-        """Return why ``node`` is refused, or None; the first time, the prepared answer."""
+        """Return why ``node`` is refused, or None.
+
+        The first time, this is the answer of ``begin``.
+        """
         if node in self._answers:
             # removed, because a call that is checked again may have changed
             return self._answers.pop(node)
@@ -201,7 +204,7 @@ def program_of(nodes: Iterable[Node]) -> ExportedProgram:
     outputs = [
         OutputSpec(OutputKind.USER_OUTPUT, argument_of(n), None) for n in results
     ]
-    # it has no tensors, so an object with the fields that are read will do
+    # ``build_program`` reads only these fields of the original program
     like: Any = SimpleNamespace(
         state_dict={}, constants={}, range_constraints={}, _guards_code=[]
     )

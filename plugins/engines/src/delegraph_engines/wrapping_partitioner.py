@@ -28,7 +28,7 @@ class WrappingPartitioner(Partitioner):
     """Gives ``backend_id`` the partitions that ``inner`` would give its own backend.
 
     The compile specs of a partition are those of ``inner``, followed by
-    ``compile_specs``. All questions are passed to ``inner``, which so sees the same
+    ``compile_specs``. All methods call those of ``inner``, which so sees the same
     program as without the wrapper: an operator is decomposed only after ``inner``
     refused it. Raises OptionError if ``inner`` is no partitioner.
     """
@@ -61,14 +61,12 @@ class WrappingPartitioner(Partitioner):
 
     @property
     def spec(self) -> Mapping[Any, Any]:
-        """The settings of ``inner``."""
+        """The ``spec`` of ``inner``."""
         return self.inner.spec
 
     @property
     def additional_checks(self) -> tuple[WhyNot, ...]:
-        """The checks of ``inner``, if it is a ``CapabilityPartitioner``; setting them
-        sets those of ``inner``.
-        """
+        """The checks of ``inner``, if it is a ``CapabilityPartitioner``."""
         checks: tuple[WhyNot, ...] = self.inner.additional_checks  # type: ignore[attr-defined]
         return checks
 
