@@ -15,22 +15,25 @@ def unshare_weights(module: GraphModule) -> None:
     torchao folds the batch norm into the weight in place. The other convolutions would
     then use the folded weight as well.
     """
-    for node in module.graph.find_nodes(op="get_attr"):
-        for user in list(node.users) if len(node.users) > 1 else ():
-            if any("batch_norm" in str(following.target) for following in user.users):
-                name = f"{node.target}_of_{user.name}".replace(".", "_")
-                tensor = attrgetter(str(node.target))(module)
-                module.register_parameter(
-                    name, torch.nn.Parameter(tensor.detach(), requires_grad=False)
-                )
-                with module.graph.inserting_before(user):
-                    own = module.graph.get_attr(name)
-                own.meta = dict(node.meta)
-                user.replace_input_with(node, own)
+    for shared in module.graph.find_nodes(op="get_attr"):
+        if len(shared.users) < 2:
+            continue
+        for layer in list(shared.users):
+            if not any("batch_norm" in str(user.target) for user in layer.users):
+                continue
+            name = f"{shared.target}_of_{layer.name}".replace(".", "_")
+            tensor = attrgetter(str(shared.target))(module)
+            module.register_parameter(
+                name, torch.nn.Parameter(tensor.detach(), requires_grad=False)
+            )
+            with module.graph.inserting_before(layer):
+                own = module.graph.get_attr(name)
+            own.meta = dict(shared.meta)
+            layer.replace_input_with(shared, own)
 
 
 BETWEEN = torch.ops.aten.alias.default
-"""Keeps torchao from folding a batch norm."""
+"""A call between a layer and its batch norm, which keeps torchao from folding them."""
 
 
 def keep_batch_norms(module: GraphModule) -> None:
@@ -61,19 +64,21 @@ def follows_layer(node: Node) -> bool:
 
 
 def is_folded(norm: Node) -> bool:
-    """Return whether that batch norm becomes part of the layer before it.
+    """Return whether a batch norm can become part of the layer before it.
 
-    It needs statistics of training, and must be the only user of the layer. No weight
-    of the norm or the layer may be computed.
+    ``norm``: a call for which ``follows_layer`` is true. It needs running statistics,
+    and must be the only user of the layer. No weight of the norm or the layer may be
+    computed.
     """
     layer: Any = norm.args[0]
-    if len(layer.users) > 1 or norm.args[3] is None or _normalizes_by_batch(norm):
+    running_mean = norm.args[3]
+    if len(layer.users) > 1 or running_mean is None or _normalizes_by_batch(norm):
         return False
-    if (
-        _is_grouped_transposed(layer)
-        and norm.target is not torch.ops.aten.batch_norm.default
-    ):
+    # ``_fold`` reads the arguments of this operator
+    is_plain_norm = norm.target is torch.ops.aten.batch_norm.default
+    if _is_grouped_transposed(layer) and not is_plain_norm:
         return False
+    # the norm's weight, bias, mean and variance; the layer's weight and bias
     tensors = [*norm.args[1:5], *layer.args[1:3]]
     return all(
         t is None or (isinstance(t, Node) and t.op == "get_attr") for t in tensors
@@ -88,8 +93,8 @@ def _normalizes_by_batch(norm: Node) -> bool:
 def fold_grouped_transposed(module: GraphModule) -> None:
     """Fold batch norms into the transposed convolutions with groups before them.
 
-    torchao scales the second axis of the weight by all output channels. This axis has
-    the channels of one group.
+    torchao folds these wrongly: it scales the second axis of the weight by all output
+    channels, but this axis has the output channels of one group only.
     """
     for norm in list(module.graph.nodes):
         if not follows_layer(norm) or not is_folded(norm):

@@ -1,8 +1,9 @@
-"""Gives values that enter and leave branches and loops one quantization each.
+"""Gives each value that enters or leaves a branch or loop a single quantization.
 
-Integers can then be passed in and out. Each body is calibrated alone. Two branches
-would return a value in two quantizations, and a loop would end in another one than it
-began with. A graph of integers cannot represent a value of either quantization.
+Integers can then be passed in and out. Each body, the graph of a branch or of a loop,
+is calibrated alone. So two branches would return a value in two quantizations, and an
+iteration of a loop would end with another one than it began with. A graph of integers
+needs one.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ class Steps(NamedTuple):
 
     def union(self, other: Steps) -> Steps | None:
         """Return steps that cover the ranges of both; None for other integer types."""
-        # all but scale and zero point
-        if self[2:] != other[2:]:
+        if (self.low, self.high, self.dtype) != (other.low, other.high, other.dtype):
             return None
         if self.zero_point == other.zero_point == 0:  # symmetric ones stay so
             return max(self, other, key=lambda steps: steps.scale)
@@ -54,8 +54,8 @@ class Steps(NamedTuple):
 def unify_quantization(module: GraphModule) -> None:
     """Give the operands and results of branches and loops one quantization each.
 
-    This needs a quantization on all sides. If a body quantizes a float operand, it is
-    quantized before the call instead.
+    A value that is in floats on one side of the border stays as it is. Exception: a
+    float operand that a body quantizes is also quantized before the call.
     """
     # inner branches first: their results need steps before the outer branch uses them
     for part in reversed(bodies(module)):
@@ -74,6 +74,7 @@ def _unify_operands(outer: GraphModule, call: Node) -> None:
     """
     inner, operands, carried = _parts(outer, call)
     for k, operand in enumerate(operands):
+        # each body has one placeholder for each operand
         inputs = [_placeholders(body)[k] for body in inner]
         in_bodies = list(chain.from_iterable(map(_steps_of_users, inputs)))
         if not isinstance(operand, Node) or operand.op == "get_attr" or not in_bodies:
@@ -95,15 +96,12 @@ def _unify_operands(outer: GraphModule, call: Node) -> None:
     if call.target is _hops.cond:
         # the loop above may have replaced operands of the call
         operands = _parts(outer, call).operands
-        for results in zip(*map(_results, inner), strict=True):
-            sides = [
-                _Side(body, _output(body), value)
-                for body, value in zip(inner, results, strict=True)
+        for k in range(len(_results(inner[0]))):
+            sides = [_Side(body, _output(body), _results(body)[k]) for body in inner]
+            known = [
+                _steps_of_result(side.value, side.graph, operands) for side in sides
             ]
-            _unify_sides(
-                sides,
-                [_steps_of_result(side.value, side.graph, operands) for side in sides],
-            )
+            _unify_sides(sides, known)
 
 
 def _steps_of_result(
@@ -111,7 +109,7 @@ def _steps_of_result(
 ) -> Steps | None:
     """Return the steps of a result of a body; None if it is computed in floats.
 
-    The result may be an operand of the body.
+    A body may return one of its inputs. Then the steps are those of the operand.
     """
     if isinstance(value, Node) and value.op == "placeholder":
         value = operands[_placeholders(body).index(value)]
@@ -121,15 +119,18 @@ def _steps_of_result(
 def _quantize_results(outer: GraphModule, call: Node) -> None:
     """Quantize and dequantize the results of a call after it, as its bodies do.
 
-    A backend then can let the bodies return integers. Nothing changes for results that
+    A backend can then let the bodies return integers. Nothing changes for results that
     the bodies compute in floats, or with different steps.
     """
     inner, operands, carried = _parts(outer, call)
+    is_loop = call.target is _hops.while_loop
+    if is_loop:
+        # the first body is the condition, which returns no value of the loop
+        inner = inner[1:]
     for result in [user for user in call.users if user.target is operator.getitem]:
         k: Any = result.args[1]
-        is_loop = call.target is _hops.while_loop
-        # the first body of a loop is its condition
-        sides = [_results(body)[k] for body in (inner[1:] if is_loop else inner)]
+        sides = [_results(body)[k] for body in inner]
+        # without an iteration, a loop returns the operand
         if is_loop and k < carried:
             sides.append(operands[k])
         if not all(map(_is_dequantized, sides)):
@@ -142,7 +143,10 @@ def _quantize_results(outer: GraphModule, call: Node) -> None:
 
 
 class _Parts(NamedTuple):
-    """The bodies of a call, their operands, and how many operands a loop carries."""
+    """The bodies of a call, their operands, and how many operands a loop carries.
+
+    The carried operands come first.
+    """
 
     bodies: list[GraphModule]
     operands: Sequence[Any]
@@ -150,11 +154,11 @@ class _Parts(NamedTuple):
 
 
 def _parts(outer: GraphModule, call: Node) -> _Parts:
-    """Return the bodies and operands of a call.
+    """Return the bodies and operands of a call, which has these arguments:
 
-    The arguments are: condition, two branches, operands for ``cond``; condition, body,
-    carried values, constants for ``while_loop``; body, carried values, slices,
-    constants for ``scan``.
+    - cond: condition, two branches, operands;
+    - while_loop: condition, body, carried values, constants;
+    - scan: body, carried values, slices, constants.
     """
     args: Any = call.args
     if call.target is _hops.cond:
@@ -174,7 +178,10 @@ def _parts(outer: GraphModule, call: Node) -> _Parts:
 
 
 class _Side(NamedTuple):
-    """A value at the border of a body: the graph, the node that takes it, the value."""
+    """A place where a value crosses the border of a body.
+
+    ``taker``: the node of ``graph`` that reads ``value``: the call, or a body's output.
+    """
 
     graph: GraphModule
     taker: Node
@@ -182,15 +189,15 @@ class _Side(NamedTuple):
 
 
 def _unify_sides(sides: Sequence[_Side], known: Sequence[Steps | None]) -> None:
-    """Give a value the same steps on all sides, as wide as all ``known``.
+    """Give a value the same steps on all sides, which cover all of ``known``.
 
-    Nothing changes if one of ``known`` is None, or a value is no float.
+    Nothing changes if one of ``known`` is None, or if a value is no float.
     """
     steps = _union(known)
     values = [side.value for side in sides]
     if steps is not None and all(isinstance(v, Node) and _is_float(v) for v in values):
         for side in sides:
-            _pass_quantized(*side, steps)
+            _pass_quantized(side.graph, side.taker, side.value, steps)
 
 
 def _pass_quantized(graph: GraphModule, taker: Node, value: Node, steps: Steps) -> None:
@@ -203,12 +210,8 @@ def _pass_quantized(graph: GraphModule, taker: Node, value: Node, steps: Steps) 
         if _steps_of(value) == steps:
             return
         integers: Any = value.args[0]
-        alone = [*value.users] == [taker] and [*integers.users] == [value]
-        if (
-            alone
-            and integers.op == "call_function"
-            and str(integers.target) == _QUANTIZE
-        ):
+        is_only_user = [*value.users] == [taker] and [*integers.users] == [value]
+        if is_only_user and str(integers.target) == _QUANTIZE:
             integers.args = (integers.args[0], *steps)
             value.args = (integers, *steps)
             return

@@ -59,7 +59,7 @@ def calibrate(
 ) -> list[Unscaled]:
     """Run every batch, then leave in floats the values without a scale.
 
-    Returns where such values began. ``original`` makes the program without observers.
+    Returns the first such values. ``original`` makes the program without observers.
     Raises InputError if a batch cannot be run, or if nothing is left that could be
     quantized. Raises FailsWithObservers if only the ``prepared`` program cannot run a
     batch.
@@ -69,9 +69,8 @@ def calibrate(
             try:
                 with torch.no_grad():
                     prepared(*batch.args, **batch.kwargs)
-            except (
-                Exception
-            ) as e:  # operators and modules of the user may raise anything
+            except Exception as e:
+                # operators and modules of the user may raise anything
                 if _runs(original(), batch):
                     raise FailsWithObservers from e
                 text = (
@@ -85,7 +84,7 @@ def calibrate(
 
 
 def _runs(program: torch.nn.Module, batch: Batch) -> bool:
-    """Return whether a batch can be run."""
+    """Return whether ``program`` runs a batch without an error."""
     try:
         with torch.no_grad():
             program(*batch.args, **batch.kwargs)
@@ -133,15 +132,16 @@ def _checked(
 
     Raises InputError when it reaches a batch that does not fit.
     """
-    form = None
+    expected = None
     for number, given in enumerate(batches):
         batch = Batch.of(given, names)
         leaves, structure = pytree.tree_flatten(batch)
         _expect_torch(number, leaves)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         kinds = [(t.dtype, None if any_shape else tuple(t.shape)) for t in tensors]
-        form = form or (structure, kinds)
-        if form[0] != structure:
+        expected = expected or (structure, kinds)
+        expected_structure, expected_kinds = expected
+        if structure != expected_structure:
             text = (
                 f"calibration batch {number} has other arguments than the first one, or"
                 " in other containers"
@@ -151,10 +151,10 @@ def _checked(
                 text,
                 hint="the model is called in the same way with each batch",
             )
-        if form[1] != kinds:
+        if kinds != expected_kinds:
             text = (
                 f"calibration batch {number} has {_describe(kinds)}, and the first one"
-                f" {_describe(form[1])}"
+                f" {_describe(expected_kinds)}"
             )
             hint = (
                 "dynamic_shapes lets sizes vary, as for torch.export; leave out a last,"
@@ -166,7 +166,7 @@ def _checked(
                 tensor, f"tensor {position} of calibration batch {number}", finite
             )
         yield batch
-    if form is None:
+    if expected is None:
         text = "there are no calibration batches, so no scale can be computed"
         raise InputError(
             "input-invalid",
@@ -201,6 +201,7 @@ def _expect_torch(number: int, leaves: Sequence[Any]) -> None:
 
 
 def _describe(kinds: list[tuple[torch.dtype, tuple[int, ...] | None]]) -> str:
+    """Return dtypes and shapes as text: ``float32[1, 3], int64[1]``."""
     shown = [
         str(dtype).removeprefix("torch.") + ("" if shape is None else str(list(shape)))
         for dtype, shape in kinds

@@ -32,12 +32,13 @@ from .float_calls import CallPlace, layer_of
 from .sensitivity import Rounder, round_as_observed, without_rounding
 from .unscaled import observed
 
-MAGNIFYING = {
-    "atan2", "div", "exp", "exp2", "expm1", "linalg_vector_norm", "log", "log10",
-    "log1p", "log2", "norm", "pow", "reciprocal", "rsqrt", "sqrt", "true_divide",
-}  # fmt: skip
+MAGNIFYING = set(
+    "atan2 div exp exp2 expm1 linalg_vector_norm log log10 log1p log2 norm pow"
+    " reciprocal rsqrt sqrt true_divide".split()
+)
 """Operators that may magnify errors of their operands."""
 SORTING = {"argsort", "kthvalue", "msort", "sort", "topk"}
+"""Operators whose result depends on the order of scores."""
 SCORING = {
     "exp",
     "hardsigmoid",
@@ -128,7 +129,7 @@ def coarse_calls(prepared: GraphModule, batches: Sequence[Batch]) -> list[Coarse
                 for search in searches:
                     search.measure(values)
         for search in searches:
-            search.go_on()
+            search.go_up()
     makers_by_call = {search.call: list(search.makers) for search in searches}
     for call in module.graph.nodes:
         if _operator_of(call) in SORTING:
@@ -164,8 +165,9 @@ def _magnifies(node: Node) -> bool:
 
 
 class _Search:
-    """Goes up from a call, as long as rounding the value there ruins its result.
+    """A search from a call towards the inputs, for values that need floats.
 
+    It goes on from a value as long as rounding it ruins the result of the call.
     ``pending``: the rounders to measure next, with the ratios in dB of the batches so
     far. ``makers``: the nodes that have to compute in floats, the nearest first.
     """
@@ -183,8 +185,11 @@ class _Search:
         for rounder, ratios in self.pending.items():
             ratios.append(values.snr(rounder, _path(rounder, self.call)))
 
-    def go_on(self) -> None:
-        """Replace the pending values that ruin the result by those before them."""
+    def go_up(self) -> None:
+        """Replace the pending values that ruin the result by those before them.
+
+        Values whose rounding the result survives are dropped.
+        """
         measured = self.pending
         self.pending = {}
         for rounder, ratios in measured.items():

@@ -132,8 +132,8 @@ def _no_call(text: str, places: Iterable[CallPlace]) -> OptionError:
 def layer_of(node: Node) -> str:
     """Return the name that a call of a prepared program has in the exported one.
 
-    Parts of an operator that a quantizer wrote out belong to its last part, which has
-    the name. "" for calls of no name.
+    A quantizer may write an operator as several calls. Only the last of them has the
+    name, so this follows the users of ``node``. "" if none of them has a name.
     """
     seen = set[Node]()
     while node not in seen:
@@ -152,8 +152,8 @@ def calls_in_floats(
 ) -> set[str]:
     """Return the names of all calls in floats if the calls ``names`` are.
 
-    A call that is computed together with another before it takes that one along. So
-    does a batch norm that was folded into a convolution.
+    These are also the calls before them up to the nearest observers, and convolutions
+    into which a batch norm of ``names`` was folded.
     """
     layers = {
         node: layer_of(node)
@@ -174,12 +174,10 @@ def is_any_quantized(prepared: GraphModule, names: set[str]) -> bool:
 
     ``names``: those of ``calls_in_floats``.
     """
-    users = [
-        user
-        for body in bodies(prepared)
-        for observer in observer_calls(body)
-        for user in observer.users
-    ]
+    users: list[Node] = []
+    for body in bodies(prepared):
+        for observer in observer_calls(body):
+            users += observer.users
     return any(
         user.op == "call_function"
         and not leaves_program(user)

@@ -58,9 +58,10 @@ from .varied import CalibrationInputs
 class Calibrated(NamedTuple):
     """A program with observers that saw all batches.
 
-    ``exported``: the program without observers. ``first``: the first batch. ``sample``:
-    some batches, if the program has calls for which integers may be too coarse.
-    ``unscaled``: values that stay in floats. ``notes``: warnings about the batches.
+    ``exported``: the program without observers. ``module``: the program with observers.
+    ``first``: the first batch. ``sample``: some batches, if the program has calls for
+    which integers may be too coarse. ``unscaled``: values that stay in floats.
+    ``notes``: warnings about the batches.
     """
 
     exported: ExportedProgram
@@ -212,8 +213,11 @@ def calibrate_program(
 
 
 def convert(prepared: GraphModule, exported: ExportedProgram) -> GraphModule:
-    """Return the program with integers in the place of observers, as a module."""
-    converted = _convert(prepared)
+    """Return the program with integers in the place of observers, as a module.
+
+    ``exported``: the program before observers were added.
+    """
+    converted = _replace_observers(prepared)
     unify_quantization(converted)
     for name, before in written_buffers(exported).items():
         # calibration wrote the buffer
@@ -339,7 +343,7 @@ def _prepare(
         _prepare_branches(prepared, lambda branch: prepare_pt2e(branch, quantizer))
     numbers.restore(prepared)
     leave_integers(prepared)
-    # the calls of modules are those of observers
+    # in an exported program, only observers are called as modules
     if not any(body.graph.find_nodes(op="call_module") for body in bodies(prepared)):
         text = "nothing is quantized: the quantizer annotated no call of the program"
         raise InputError(
@@ -355,19 +359,18 @@ def _prepare_branches(
 
     torchao does so only for bodies of loops.
     """
-    for call in module.graph.find_nodes(op="call_function", target=_cond):
-        for owner in call.args[1:3]:
-            setattr(module, owner.target, prepare(getattr(module, owner.target)))
+    for call in module.graph.find_nodes(op="call_function", target=_COND):
+        for branch in call.args[1:3]:
+            setattr(module, branch.target, prepare(getattr(module, branch.target)))
     for _, body in module.named_children():
         if isinstance(body, GraphModule):
             _prepare_branches(body, prepare)
 
 
 def _name_layers(module: GraphModule) -> None:
-    """Write each call's name into its metadata, which torch keeps to the end.
+    """Write each call's name into its metadata, which torch keeps in the last export.
 
-    Calls that a quantizer adds have no such name: the original program has no such
-    call.
+    Calls that a quantizer adds later have no such name.
     """
     for node in module.graph.nodes:
         if node.op == "call_function":
@@ -377,7 +380,7 @@ def _name_layers(module: GraphModule) -> None:
 def module_of(exported: ExportedProgram) -> GraphModule:
     """Return the program as a module, with copies of the buffers that it writes.
 
-    Otherwise it would write the model's buffers.
+    Without copies, a run would change the buffers of the user's model.
     """
     module: GraphModule = exported.module(check_guards=False)
     for name in written_targets(exported):
@@ -392,10 +395,10 @@ def written_buffers(exported: ExportedProgram) -> dict[str, torch.Tensor]:
     return {name: module.get_buffer(name) for name in written_targets(exported)}
 
 
-def _convert(prepared: GraphModule) -> GraphModule:
+def _replace_observers(prepared: GraphModule) -> GraphModule:
     """Return the program with quantize and dequantize operators instead of observers.
 
-    Float weights that torchao leaves are removed.
+    Float weights that torchao leaves unused are removed.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
@@ -433,25 +436,20 @@ def _hide_bodies(prepared: GraphModule) -> dict[str, GraphModule]:
 
     Bodies with observers are converted before that. The condition of a loop has none.
     """
-    names = {str(node.target) for node in prepared.graph.find_nodes(op="get_attr")}
-    loops = [
-        node.args[1]
-        for node in prepared.graph.find_nodes(op="call_function", target=_while)
-    ]
-    scans = [
-        node.args[0]
-        for node in prepared.graph.find_nodes(op="call_function", target=_scanning)
-    ]
-    conds = [
-        b
-        for node in prepared.graph.find_nodes(op="call_function", target=_cond)
-        for b in node.args[1:3]
-    ]
-    with_observers = {str(body.target) for body in (*loops, *scans, *conds)}
+    graph = prepared.graph
+    names = {str(node.target) for node in graph.find_nodes(op="get_attr")}
+    bodies_with_observers: list[Any] = []
+    for loop in graph.find_nodes(op="call_function", target=_WHILE_LOOP):
+        bodies_with_observers.append(loop.args[1])
+    for scan in graph.find_nodes(op="call_function", target=_SCAN):
+        bodies_with_observers.append(scan.args[0])
+    for cond in graph.find_nodes(op="call_function", target=_COND):
+        bodies_with_observers += cond.args[1:3]
+    with_observers = {str(body.target) for body in bodies_with_observers}
     hidden = dict[str, GraphModule]()
     for name, body in list(prepared.named_children()):
         if name in names and isinstance(body, GraphModule):
-            hidden[name] = _convert(body) if name in with_observers else body
+            hidden[name] = _replace_observers(body) if name in with_observers else body
             setattr(prepared, name, _HiddenBody(hidden[name]))
     return hidden
 
@@ -464,9 +462,9 @@ def _batch_norm(*args: Any) -> torch.Tensor:
     return torch.ops.aten.batch_norm.default(*args)  # type: ignore[no-any-return]
 
 
-_while = torch.ops.higher_order.while_loop
-_scanning = torch.ops.higher_order.scan
-_cond = torch.ops.higher_order.cond
+_WHILE_LOOP = torch.ops.higher_order.while_loop
+_SCAN = torch.ops.higher_order.scan
+_COND = torch.ops.higher_order.cond
 
 
 def _while_loop(*args: Any) -> Any:
@@ -474,18 +472,18 @@ def _while_loop(*args: Any) -> Any:
 
     Otherwise torchao would convert its body a second time.
     """
-    return _while(*args)
+    return _WHILE_LOOP(*args)
 
 
 def _scan(*args: Any) -> Any:
     """Replaces a scan while torchao converts, as ``_while_loop`` replaces a loop."""
-    return _scanning(*args)
+    return _SCAN(*args)
 
 
 _STAND_INS = {
     torch.ops.aten.batch_norm.default: _batch_norm,
-    _while: _while_loop,
-    _scanning: _scan,
+    _WHILE_LOOP: _while_loop,
+    _SCAN: _scan,
 }
 """Replacements of calls that torchao should not recognize while it converts."""
 
@@ -529,7 +527,7 @@ def _writes_buffer(node: Node, program: ExportedProgram) -> bool:
     """Return whether a call writes a buffer, or a view of one."""
     if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
         return False
-    # follow first arguments to a placeholder: views have their source there
+    # views have their source as first argument
     root = node
     while root.op == "call_function" and root.args and isinstance(root.args[0], Node):
         root = root.args[0]

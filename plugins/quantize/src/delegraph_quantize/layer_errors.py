@@ -34,6 +34,7 @@ from .float_calls import LAYER
 from .flow import export_whole, module_of
 
 RED_TO_GREEN = ("#d73027", "#fee08b", "#1a9850")
+"""Colours of Model Explorer, for the lowest to the highest ratio."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,10 @@ def quantization_errors(
     exported = export_whole(program, first, dynamic_shapes)
     with TRACING:
         floats = module_of(exported)
-    calls = {n.name: (str(n.target), _module_of(n)) for n in floats.graph.nodes}
+    calls = {
+        node.name: _FloatCall(str(node.target), _module_of(node))
+        for node in floats.graph.nodes
+    }
     tapped, taps = _add_taps(quantized, calls)
     with TRACING:
         wanted = _Recorder(floats, [tap.layer for tap in taps])
@@ -188,8 +192,7 @@ def quantization_errors(
     count = len(sums) - len(taps)
     rows = [total.row(tap) for tap, total in zip(taps, sums[count:], strict=True)]
     rows += [
-        total.row(_Tap(f"output {k}", "", "", "", 1.0, 0, "", ()))
-        for k, total in enumerate(sums[:count])
+        total.row(_Tap(layer=f"output {k}")) for k, total in enumerate(sums[:count])
     ]
     return QuantizationErrors(tuple(rows))
 
@@ -222,34 +225,42 @@ def _expect_exported(quantized: object) -> None:
 
 
 class _Tap(NamedTuple):
-    """A layer that returns its integers as an output."""
+    """A layer whose integers the program returns, or an output of the program.
+
+    For an output, only ``layer`` is set. The fields are those of ``LayerError``.
+    """
 
     layer: str
-    node: str
+    node: str = ""
+    operator: str = ""
+    source: str = ""
+    scale: float = 1.0
+    zero_point: int = 0
+    module: str = ""
+    joined: tuple[str, ...] = ()
+
+
+class _FloatCall(NamedTuple):
+    """The operator of a call of the program in floats, and the module that calls it."""
+
     operator: str
-    source: str
-    scale: float
-    zero_point: int
     module: str
-    joined: tuple[str, ...]
 
 
 def _module_of(node: Node) -> str:
-    """Return the innermost module that calls ``node``: ``features.0``.
-
-    torch's path of it is ``L['self'].features.0``.
-    """
+    """Return the innermost module that calls ``node``: ``features.0``."""
     paths = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    # torch's path is ``L['self'].features.0``
     return str(paths[-1]).replace("L['self'].", "", 1) if paths else ""
 
 
 def _add_taps(
-    quantized: ExportedProgram, operators: Mapping[str, tuple[str, str]]
+    quantized: ExportedProgram, calls: Mapping[str, _FloatCall]
 ) -> tuple[ExportedProgram, list[_Tap]]:
-    """Return the program with the integers of its layers as further outputs, and the
-    taps.
+    """Return the program with the integers of its layers as further outputs.
 
-    It returns a flat tuple. ``operators``: the operator and module of each float layer.
+    Its outputs are a flat tuple. The taps describe the further ones, in order.
+    ``calls``: the calls of the program in floats, by name.
     """
     graph = Graph()
     copies = dict[Node, Node]()
@@ -257,7 +268,7 @@ def _add_taps(
         copies[node] = copy_node(graph, node, copies.__getitem__)
     found: dict[Node, _Tap] = {}
     for node in graph.nodes:
-        tap = _tap(node, operators)
+        tap = _tap(node, calls)
         if tap is not None:
             found[node] = tap
     if not found:
@@ -283,7 +294,7 @@ def _add_taps(
     return program, list(found.values())
 
 
-def _tap(node: Node, operators: Mapping[str, tuple[str, str]]) -> _Tap | None:
+def _tap(node: Node, calls: Mapping[str, _FloatCall]) -> _Tap | None:
     """Return the tap of a quantize operator after a layer; None for other nodes.
 
     The layer may be the last part of an operator that was decomposed.
@@ -295,9 +306,10 @@ def _tap(node: Node, operators: Mapping[str, tuple[str, str]]) -> _Tap | None:
     layer = last_call.meta.get("custom", {}).get(LAYER)
     if layer is None or last_call.target is operator.getitem:
         return None
-    # the operator in the program in floats, where it was not decomposed
-    operator_name, module = operators.get(layer, (str(last_call.target), ""))
-    if operator_name == str(last_call.target) and _keeps_quantization(last_call, node):
+    # in the program in floats, the operator is not decomposed
+    last_operator = str(last_call.target)
+    operator_name, module = calls.get(layer, _FloatCall(last_operator, ""))
+    if operator_name == last_operator and _keeps_quantization(last_call, node):
         return None
     scale, zero_point = node.args[1:3]
     source = source_of(last_call)
@@ -310,12 +322,12 @@ def _tap(node: Node, operators: Mapping[str, tuple[str, str]]) -> _Tap | None:
         scale=float(scale),  # type: ignore[arg-type]
         zero_point=int(zero_point),  # type: ignore[arg-type]
         module=module,
-        joined=_joined_modules(last_call, module, operators),
+        joined=_joined_modules(last_call, module, calls),
     )
 
 
 def _joined_modules(
-    last_call: Node, module: str, operators: Mapping[str, tuple[str, str]]
+    last_call: Node, module: str, calls: Mapping[str, _FloatCall]
 ) -> tuple[str, ...]:
     """Return the modules that are computed together with a layer, except ``module``.
 
@@ -328,8 +340,8 @@ def _joined_modules(
         node = pending.pop(0)
         if node.op == "call_function" and "quantize_per_" not in str(node.target):
             layer = node.meta.get("custom", {}).get(LAYER, "")
-            _, owner = operators.get(layer, ("", ""))
-            found[owner] = None
+            if layer in calls:
+                found[calls[layer].module] = None
             pending += node.all_input_nodes
     return tuple(name for name in found if name not in ("", module))
 
@@ -389,7 +401,7 @@ class _Recorder(Interpreter):
 
 
 def _with_batch_norm(node: Node) -> Node:
-    """Return the batch norm that is folded into ``node``, or ``node`` itself."""
+    """Return the batch norm that quantizing folds into ``node``, or ``node`` itself."""
     users = list(node.users)
     if len(users) == 1 and follows_layer(users[0]) and is_folded(users[0]):
         return users[0]

@@ -1,4 +1,10 @@
-"""From a loss of accuracy to its fix: find calls that have to stay in floats."""
+"""``recover_accuracy``: finds calls that have to stay in floats for a task's score.
+
+The search tries choices. A choice is a list of items of ``floats``, such as a line
+("net.py:31"), a module or the name of a call. Its noise is that of the outputs, summed
+over the tensors that are still quantized. Its work is the share of multiplications that
+it moves to floats, and its price is the work, with a minimum for each item.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +54,7 @@ Task = Callable[[torch.nn.Module], float]
 ENOUGH = 0.95
 """The share of the recoverable score at which the search looks for fewer calls."""
 _LEAST_PRICE = 0.02
-"""The price of an item without work, as a share of all work of the program."""
+"""The part of an item's price that does not depend on its work."""
 _FEW_BITS = 4.0
 """Bits of information below which a tensor is suspected, whatever its noise."""
 _SMALL_WORK = 0.1
@@ -56,9 +62,9 @@ _SMALL_WORK = 0.1
 _MOST_WORK = 0.75
 """The largest share of the work that a tried choice leaves in floats."""
 _SHARES = (0.1, 0.01)
-"""Shares of the noise that the tried choices leave, one after the other."""
+"""The search first looks for items that leave a tenth of the noise, then a hundredth."""
 _FEW_CALLS = 20
-"""The most calls of a line with work that are items of their own."""
+"""The most calls of a module or line for which each call is an item of its own."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +182,9 @@ def recover_accuracy(
         program, calibration_batches, dynamic_shapes is not None, finite=False
     )
     batches = list[Batch](given)
-    own = quantizer_of(backend, registry) if quantizer is None else quantizer
+    chosen = quantizer_of(backend, registry) if quantizer is None else quantizer
     calibrated = calibrate_program(
-        program, batches, own, dynamic_shapes, None, registry
+        program, batches, chosen, dynamic_shapes, None, registry
     )
     _fix_scales(calibrated.module)
     buffers = written_buffers(calibrated.exported)
@@ -191,14 +197,14 @@ def recover_accuracy(
             break
         search.evaluate(choice)
     best = search.best()
-    settled = {
+    arguments = {
         "backend": backend,
         "quantizer": quantizer,
         "dynamic_shapes": dynamic_shapes,
         "registry": registry,
     }
     return Recovery(
-        program=quantize(program, batches, floats=best.floats, **settled),
+        program=quantize(program, batches, floats=best.floats, **arguments),
         floats=best.floats,
         eager=search.eager,
         integers=search.trials[0].score,
@@ -206,7 +212,7 @@ def recover_accuracy(
         trials=tuple(search.trials),
         losses=tuple(sorted(losses, key=lambda loss: -loss.noise)),
         places=search.items.places,
-        arguments=tuple(_arguments_as_code(settled)),
+        arguments=tuple(_arguments_as_code(arguments)),
     )
 
 
@@ -221,24 +227,34 @@ def _fix_scales(prepared: GraphModule) -> None:
             # torchao's observer of a bias follows from those of the operands
             if not hasattr(observer, "obs_or_fqs"):
                 parameters = observer.calculate_qparams()
-                observer.calculate_qparams = partial(_same, parameters)
+                observer.calculate_qparams = partial(_unchanged, parameters)
 
 
-def _same(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
+    """Return ``value``. Unlike a lambda, its ``partial`` is copied with the program."""
     return value
 
 
-def _arguments_as_code(settled: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the arguments that differ from their defaults; objects by their names."""
-    for name, value in settled.items():
+def _arguments_as_code(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the arguments that differ from their defaults, such as ``backend="tosa"``.
+
+    An object has the name of its parameter: ``quantizer=quantizer``.
+    """
+    for name, value in arguments.items():
         if name == "registry" and value is default_registry():
             continue
-        if value is not None:
-            yield f"{name}={json.dumps(value) if isinstance(value, str) else name}"
+        if isinstance(value, str):
+            yield f"{name}={json.dumps(value)}"
+        elif value is not None:
+            yield f"{name}={name}"
 
 
 class _Items:
-    """Items of ``floats``, each with the calls that it leaves in floats."""
+    """All items that choices are made of, each with the calls that it selects.
+
+    ``calls``: item -> names of the quantized calls that it leaves in floats.
+    ``by_call``: quantized call -> the item of it. ``losses``: all quantized tensors.
+    """
 
     def __init__(self, calibrated: Calibrated, losses: Sequence[TensorLoss]) -> None:
         self.places = call_places(calibrated.exported)
@@ -263,17 +279,22 @@ class _Items:
                 )
 
     def _item_of(self, name: str) -> str:
-        """Return the item that selects a call, and its neighbours in the code.
+        """Return the item that selects a call: its module, its line, or its name.
 
-        That is the module if it is one of torch's, else the line, else the name. Calls
-        beside a convolution or a product have items of their own. So have the calls of
-        a program in one line.
+        It is the module if that is one of torch's, such as ``nn.Conv2d``, else the
+        line. Exception: if that item also selects a convolution or a product, or all
+        quantized calls, it is too expensive, and the name is taken.
         """
         place = self.places[name]
-        item = (place.of_torch and place.module) or place.line or name
+        item = place.line or name
+        if place.of_torch and place.module:
+            item = place.module
         calls = select(self.places, item)
-        is_coarse = any(self.work[call] for call in calls) or calls >= self.quantized
-        return name if is_coarse and 1 < len(calls) <= _FEW_CALLS else item
+        has_work = any(self.work[call] for call in calls)
+        is_expensive = has_work or calls >= self.quantized
+        if is_expensive and 1 < len(calls) <= _FEW_CALLS:
+            return name
+        return item
 
     def items_of(self, loss: TensorLoss) -> list[str]:
         """Return the items that select all calls that make or take a tensor."""
@@ -288,23 +309,27 @@ class _Items:
         return sum(self.work[name] for name in self.in_floats(items)) / self.all_work
 
     def price_of(self, items: Sequence[str]) -> float:
-        """Return the work of items; each has a least price."""
+        """Return the price of a choice, which rises with work and number of items."""
         return _LEAST_PRICE * len(items) + self.work_of(items)
 
     def quantized_with(self, items: Iterable[str]) -> list[TensorLoss]:
-        """Return the tensors that are still quantized."""
+        """Return the tensors that are still quantized with ``items`` in floats."""
         floats = self.in_floats(items)
         return [loss for loss in self.losses if not floats.issuperset(loss.calls)]
 
     def noise_with(self, items: Iterable[str]) -> float:
-        """Return the noise of the tensors that are still quantized."""
+        """Return the noise of the tensors of ``quantized_with``."""
         return sum(loss.noise for loss in self.quantized_with(items))
 
     def by_noise(self, share: float, chosen: list[str]) -> list[str]:
-        """Add items until at most a share of the noise is left, cheap ones first."""
+        """Return ``chosen`` with items added until little noise is left.
+
+        At most ``share`` of all noise may be left. Each step adds the items of one
+        tensor: those that remove most noise for the price that they add.
+        """
         while self.noise_with(chosen) > share * self.total:
             longer = [[*chosen, *self._addition(loss, chosen)] for loss in self.losses]
-            gains = [self._gain(chosen, one) for one in longer]
+            gains = [self._gain(chosen, choice) for choice in longer]
             best = max(gains)
             if best <= 0:
                 break
@@ -312,7 +337,7 @@ class _Items:
         return chosen
 
     def _gain(self, chosen: Sequence[str], longer: Sequence[str]) -> float:
-        """Return the noise that a longer choice removes, by the rise of the price.
+        """Return the removed noise of a longer choice, divided by its additional price.
 
         It is 0 for a choice that leaves too much in floats.
         """
@@ -322,6 +347,7 @@ class _Items:
         return removed / (self.price_of(longer) - self.price_of(chosen))
 
     def _addition(self, loss: TensorLoss, chosen: Sequence[str]) -> list[str]:
+        """Return the items that ``chosen`` lacks so that a tensor stays in floats."""
         return [item for item in self.items_of(loss) if item not in chosen]
 
     def is_small(self, items: Sequence[str]) -> bool:
@@ -331,21 +357,27 @@ class _Items:
     def suspects(self) -> list[str]:
         """Return cheap items that may matter to a task although their noise is small.
 
-        These make outputs, where rounding makes equal scores of different ones, or
-        tensors whose integers keep few bits.
+        Their tensors are outputs, in which rounding makes different scores equal, or
+        keep few bits.
         """
         chosen = list[str]()
         for loss in sorted(self.losses, key=lambda loss: loss.bits):
-            if loss.is_output or (loss.bits < _FEW_BITS and not loss.is_weight):
-                for item in self._addition(loss, chosen):
-                    is_cheap = self.work_of([item]) <= _SMALL_WORK
-                    if is_cheap and self.is_small([*chosen, item]):
-                        chosen.append(item)
+            has_few_bits = loss.bits < _FEW_BITS and not loss.is_weight
+            if not loss.is_output and not has_few_bits:
+                continue
+            for item in self._addition(loss, chosen):
+                is_cheap = self.work_of([item]) <= _SMALL_WORK
+                if is_cheap and self.is_small([*chosen, item]):
+                    chosen.append(item)
         return chosen
 
 
 class _Search:
-    """The evaluations so far, and the choice to try next."""
+    """The evaluations so far, and the choice to try next.
+
+    ``scores``: the items of each tried choice -> its score. ``choices`` is a generator:
+    it reads the scores of earlier choices when the next one is needed.
+    """
 
     def __init__(
         self, calibrated: Calibrated, items: _Items, task: Task, call: Call
@@ -364,6 +396,7 @@ class _Search:
         self.choices = self._choices()
 
     def _score(self, program: GraphModule) -> float:
+        """Run the task on ``program``; InputError if its result is no number."""
         with torch.no_grad():
             score = self.task(TaskProgram(program, self.call))
         try:
@@ -379,7 +412,7 @@ class _Search:
             prepared = copy.deepcopy(self.calibrated.module)
             for body in bodies(prepared):
                 for node in body.graph.nodes:
-                    # the annotations have calls of the original graph
+                    # annotations refer to calls of the original graph
                     node.meta.pop("quantization_annotation", None)
             if floats:
                 leave_calls_in_floats(prepared, self.items.in_floats(floats))
@@ -394,7 +427,7 @@ class _Search:
         least = self._enough(max(trial.score for trial in self.trials))
         enough = [trial for trial in self.trials if trial.score >= least]
         return min(
-            enough, key=lambda one: (self.items.price_of(one.floats), -one.score)
+            enough, key=lambda trial: (self.items.price_of(trial.floats), -trial.score)
         )
 
     def _recovers(self) -> bool:
@@ -402,7 +435,10 @@ class _Search:
         return max(trial.score for trial in self.trials) >= self._enough(self.eager)
 
     def _enough(self, goal: float) -> float:
-        """Return the score with ``ENOUGH`` of the way from all in integers to a goal."""
+        """Return the score that is enough on the way to ``goal``.
+
+        The way begins at the score with all calls in integers.
+        """
         base = self.trials[0].score
         if not math.isfinite(goal - base):
             return goal
@@ -417,7 +453,7 @@ class _Search:
 
     def _choices(self) -> Iterator[list[str]]:
         """Yield choices; each depends on the scores of those before."""
-        yield []
+        yield []  # all in integers
         if self.trials[0].score >= self.eager:
             return
         suspects = self.items.suspects()
@@ -431,11 +467,10 @@ class _Search:
         yield from self._smaller()
 
     def _regions(self, base: list[str]) -> Iterator[list[str]]:
-        """Yield ``base`` with a half of the other items, then with halves of the better
-        half.
+        """Yield ``base`` with each half of the other items, then halve the better half.
 
-        The noise of one call does not show how errors grow in a state that the program
-        returns and takes again. The score does.
+        This is for programs whose score the noise does not predict. For example, errors
+        grow in a state that the program returns and takes again.
         """
         others = [item for item in self.items.calls if item not in base]
         while len(others) > 1:
@@ -450,26 +485,30 @@ class _Search:
             )
 
     def _smaller(self) -> Iterator[list[str]]:
-        """Yield the best choice without half of its items, then without fewer."""
-        size = 2
+        """Yield the best choice with some of its items left out, the least worth first.
+
+        First a half of the items is left out, then a quarter, and so on. When a shorter
+        choice becomes the best one, its items are left out next.
+        """
+        parts = 2
         while True:
-            items = list(self.best().floats)
-            if len(items) < 2 or size > len(items):
-                return
-            part = -(-len(items) // size)
-            ordered = sorted(items, key=self._worth)
             before = self.best()
-            for start in range(0, len(ordered), part):
-                dropped = ordered[start : start + part]
+            items = list(before.floats)
+            if len(items) < 2 or parts > len(items):
+                return
+            count = math.ceil(len(items) / parts)
+            ordered = sorted(items, key=self._worth)
+            for start in range(0, len(ordered), count):
+                dropped = ordered[start : start + count]
                 yield [item for item in items if item not in dropped]
                 if self.best() != before:
                     break
             else:
-                size *= 2
+                parts *= 2
 
     def _worth(self, item: str) -> float:
-        """Return the noise that an item removes from the best choice, by its price."""
+        """Return the noise that an item of the best choice removes, divided by its price."""
         items = self.best().floats
-        others = [one for one in items if one != item]
+        others = [other for other in items if other != item]
         removed = self.items.noise_with(others) - self.items.noise_with(items)
         return removed / self.items.price_of([item])

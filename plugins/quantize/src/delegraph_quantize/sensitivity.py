@@ -1,4 +1,4 @@
-"""What each quantized tensor alone costs: with all others in floats."""
+"""Measures the loss of each quantized tensor alone, while all others are floats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .unscaled import bodies, leaves_program, observed, observer_calls
 BATCHES = 8
 """The most batches that are run."""
 RUNS = 1000
-"""About how many runs are made. A program of many tensors is run on fewer batches."""
+"""The most runs, about. A program with many tensors is run on fewer batches."""
 _VALUES = 1 << 16
 """The most values of a tensor whose integers are counted."""
 _MOST_NOISE = 1e6
@@ -37,10 +37,12 @@ class TensorLoss:
 
     ``layer``: the call that makes it; for a weight or an input, the call that takes it.
     ``calls``: all calls that make or take it, by name. ``is_weight``: it is a constant.
-    ``is_output``: the program returns it, or writes it to a buffer. ``snr``: the signal-to-noise
-    ratio of its integers in dB; infinite without an error. ``bits``: the information
-    that its integers keep of distinct values, at most 8 for int8. ``noise``: the noise
-    of the outputs, relative to their squares, summed over the outputs.
+    ``is_output``: the program returns it, or writes it to a buffer. ``snr``: the
+    signal-to-noise
+    ratio of its integers in dB; infinite without an error. ``bits``: the entropy of its
+    integers over distinct values, at most 8 for int8. Few bits: many different values
+    have become equal. ``noise``: the squared errors of the outputs, relative to their
+    squares, summed over the outputs.
     """
 
     layer: str
@@ -95,6 +97,7 @@ def tensor_losses(
     chosen = _spread(batches, min(max(count, 1), BATCHES))
 
     def outputs() -> list[list[torch.Tensor]]:
+        """Return the outputs of each chosen batch, from the first buffers on."""
         for name, value in buffers.items():
             module.get_buffer(name).copy_(value)
         return [_outputs(module, batch) for batch in chosen]
@@ -108,8 +111,8 @@ def tensor_losses(
                 noise = _noise(outputs(), expected)
             calls = _calls_around(tensor)
             if calls and rounding.seen:
-                is_constant = tensor.value.op == "get_attr"
-                is_constant &= str(tensor.value.target) not in buffers
+                is_written = str(tensor.value.target) in buffers
+                is_constant = tensor.value.op == "get_attr" and not is_written
                 found.append(
                     TensorLoss(
                         layer=calls[0],

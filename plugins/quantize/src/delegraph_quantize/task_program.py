@@ -16,14 +16,17 @@ from .calibration import Batch
 
 @dataclass(frozen=True)
 class Call:
-    """How the program is called: the first batch, and the names of its arguments."""
+    """How the program is called: the first batch, and the names of its arguments.
+
+    ``any_shape``: whether other shapes than those of the first batch are allowed.
+    """
 
     first: Batch
     names: Sequence[str]
     any_shape: bool
 
     def batch_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
-        """Return arguments by position and name as the first batch has them.
+        """Return the arguments of a call, by position or name as in the first batch.
 
         Raises InputError for other arguments, and for other shapes.
         """
@@ -43,6 +46,7 @@ class Call:
         return batch
 
     def _error(self, batch: Batch, which: str, hint: str) -> InputError:
+        """Return the error for a call with ``which``, such as "other shapes than"."""
         text = (
             f"the task calls the program with {which} the calibration batches:"
             f" {_described(batch)}, not {_described(self.first)}"

@@ -1,6 +1,8 @@
 """Leaves values in floats if calibration found no scale for them.
 
-Such values were NaN or infinite. The calls around them stay in floats, too.
+torchao puts an observer after each value to quantize: a module that the graph calls
+with the value, and that records its range. A value that was NaN or infinite gets no
+scale. The calls that make or take it stay in floats, too.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from torch.fx import GraphModule, Node
 
 
 class Unscaled(NamedTuple):
-    """The first value of a chain without a scale: its node, and why it has none."""
+    """A value without a scale, and why it has none.
+
+    Values that are computed from it may have no scale either; they are not listed.
+    """
 
     value: Node
     why: str
 
     @property
     def source(self) -> Source | None:
-        """The user's line of the value; for an input, that of the first call of it."""
+        """The user's line of the value; for an input, that of the first call with it."""
         return next(filter(None, map(source_of, (self.value, *self.value.users))), None)
 
     def __str__(self) -> str:
@@ -33,7 +38,10 @@ class Unscaled(NamedTuple):
 
 
 class _Guard(torch.nn.Module):
-    """Replaces an observer, shows it finite values, and records whether others came."""
+    """Replaces an observer, and passes it only finite values.
+
+    ``refused``: whether there were others.
+    """
 
     def __init__(self, observer: Any) -> None:
         super().__init__()
@@ -50,24 +58,24 @@ class _Guard(torch.nn.Module):
 
 @contextmanager
 def watched(prepared: GraphModule) -> Iterator[set[Node]]:
-    """Yield a set that has, after the block, the observers that saw NaN or infinity.
+    """Yield an empty set. When the block ends, it gets the refused observers' calls.
 
-    The set contains their calls.
+    These observers met NaN or infinity in the block.
     """
     refused = set[Node]()
-    guards = [
-        (body, node, _Guard(body.get_submodule(node.target)))
-        for body in bodies(prepared)
-        for node in observer_calls(body)
-    ]
-    for body, node, guard in guards:
-        setattr(body, node.target, guard)
+    guards: list[tuple[GraphModule, Node, _Guard]] = []
+    for body in bodies(prepared):
+        for call in observer_calls(body):
+            guard = _Guard(body.get_submodule(call.target))
+            setattr(body, call.target, guard)
+            guards.append((body, call, guard))
     try:
         yield refused
     finally:
-        for body, node, guard in guards:
-            setattr(body, node.target, guard.observer)
-        refused.update(node for _, node, guard in guards if guard.refused)
+        for body, call, guard in guards:
+            setattr(body, str(call.target), guard.observer)
+            if guard.refused:
+                refused.add(call)
 
 
 def bodies(module: GraphModule) -> list[GraphModule]:
@@ -81,20 +89,20 @@ def observer_calls(body: GraphModule) -> Sequence[Any]:
 
 
 def leave_in_floats(prepared: GraphModule, refused: set[Node]) -> list[Unscaled]:
-    """Remove the observers of values without a scale, and of calls that use such
-    values.
+    """Let values without a scale, and the calls around them, stay in floats.
 
-    Returns the values where this began. Raises InputError if calibration never showed a
+    Returns the first such values. ``refused``: the result of ``watched``. Raises InputError if calibration never showed a
     value, or if nothing is left that could be quantized.
     """
     found = list[Unscaled]()
     for body in bodies(prepared):
         reasons: dict[Node, str] = {}
         for node in observer_calls(body):
-            reason = _why_no_scale(body, node, refused, body is prepared)
+            is_main_graph = body is prepared
+            reason = _why_no_scale(body, node, refused, is_main_graph)
             if reason:
                 reasons[node] = reason
-        found += _origins(body, reasons)
+        found += _first_values(body, reasons)
         if reasons:
             remove_observers(body, set(reasons))
     if found and not any(map(observer_calls, bodies(prepared))):
@@ -133,8 +141,11 @@ def _why_no_scale(
     return "has a range that float32 cannot represent"
 
 
-def _origins(body: GraphModule, why: dict[Node, str]) -> list[Unscaled]:
-    """Return the values without a scale that do not follow from others without one."""
+def _first_values(body: GraphModule, why: dict[Node, str]) -> list[Unscaled]:
+    """Return the values without a scale that are not computed from others without one.
+
+    ``why``: observer -> why its value has no scale.
+    """
     found = dict[Node, Unscaled]()
     # observers of values without a scale, and all that is computed from these values
     affected = set[Node]()
@@ -147,9 +158,9 @@ def _origins(body: GraphModule, why: dict[Node, str]) -> list[Unscaled]:
 
 
 def remove_observers(body: GraphModule, without: set[Node]) -> None:
-    """Remove the observers ``without``, and give the calls around them float operands.
+    """Remove the observers ``without``.
 
-    These are the calls that make or take such values.
+    The calls that make or take the observed values compute in floats.
     """
     takers = chain.from_iterable(observer.users for observer in without)
     calls = {*map(observed, without)}
@@ -158,9 +169,10 @@ def remove_observers(body: GraphModule, without: set[Node]) -> None:
 
 
 def with_joined_calls(calls: Iterable[Node]) -> set[Node]:
-    """Return calls, with all before them that are computed together with them.
+    """Return ``calls``, and all calls before them up to the nearest observers.
 
-    For example, a convolution and a limit after it have no observer between them.
+    Without an observer in between, calls are computed together in integers. Example: a
+    convolution and the ReLU after it.
     """
     pending = [*calls]
     found = set[Node]()
@@ -175,8 +187,8 @@ def with_joined_calls(calls: Iterable[Node]) -> set[Node]:
 def compute_in_floats(body: GraphModule, calls: set[Node], without: set[Node]) -> None:
     """Give ``calls`` float operands and results, and remove the observers ``without``.
 
-    Unused observers are dropped. If another call computes an operand in integers, it is
-    dequantized for this call.
+    Observers that nothing uses any more are erased. An operand that another call
+    computes in integers keeps its observer: it is dequantized for these calls.
     """
     observers = set(observer_calls(body))
     floats = with_joined_calls(calls)
@@ -184,11 +196,11 @@ def compute_in_floats(body: GraphModule, calls: set[Node], without: set[Node]) -
         value = observed(observer)
         # torchao's observer of a bias, whose scale follows from those of the operands
         is_derived = hasattr(body.get_submodule(str(observer.target)), "obs_or_fqs")
-        # no call computes this value in integers, so floats need no dequantization
-        is_plain = value in floats or value.op != "call_function" or is_derived
+        computed_in_integers = value.op == "call_function" and value not in floats
         for user in list(observer.users):
             in_floats = user in floats or (leaves_program(user) and value in floats)
-            if observer in without or (in_floats and is_plain):
+            needs_observer = computed_in_integers and not is_derived
+            if observer in without or (in_floats and not needs_observer):
                 user.replace_input_with(observer, value)
     for node in reversed(list(body.graph.nodes)):
         if node in observers and not node.users:
@@ -202,8 +214,10 @@ def leaves_program(user: Node) -> bool:
 
 
 def observed(observer: Node) -> Node:
-    """Return the node that an observer sees; a value may have two observers."""
+    """Return the value that an observer records, which is no observer itself.
+
+    A value may have two observers, one after the other.
+    """
     value = observer.args[0]
     assert isinstance(value, Node)
-    # the observed value may be the result of another observer
     return observed(value) if value.op == "call_module" else value

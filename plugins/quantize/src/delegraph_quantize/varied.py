@@ -30,7 +30,7 @@ class _InputRecord:
         if self.is_repeated:
             self.is_repeated = _are_equal(tensor, self.first)
         if self.has_one_value:
-            # with an element of the first batch, which must be equal, too
+            # all elements must also equal those of the first batch
             first_element = self.first.reshape(-1)[:1]
             elements = torch.cat([tensor.detach().reshape(-1), first_element])
             self.has_one_value = _is_constant(elements)
@@ -73,11 +73,10 @@ class CalibrationInputs:
                 )
         if self._batches < 2 or not self._records:
             return notes
-        same = [
-            n
-            for n, seen in self._records.items()
-            if seen.is_repeated and n not in constant
-        ]
+        same = []
+        for name, seen in self._records.items():
+            if seen.is_repeated and name not in constant:
+                same.append(name)
         if same and len(same) + len(constant) == len(self._records):
             named = f"inputs {', '.join(same)} are"
             if len(same) == 1:
@@ -97,7 +96,7 @@ class CalibrationInputs:
     def _tensors(self, batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors of a batch with their names.
 
-        The name of a tensor in a container includes its place.
+        A tensor in a container has a name such as ``images[0]``.
         """
         named: dict[str, Any] = {}
         for position, value in enumerate(batch.args):
