@@ -37,7 +37,8 @@ class CoreAIBackend(BackendDetails):
         draft = Draft(edge_program)
         bytecode = bytecode_of(draft.program)
         try:
-            load_function(load_model([bytecode]), MAIN)  # only checks: it may fail
+            # a test: Core AI's compiler may refuse the program
+            load_function(load_model([bytecode]), MAIN)
         except FormatError as error:
             raise draft.refused(error.message) from error
         store = NamedDataStore()

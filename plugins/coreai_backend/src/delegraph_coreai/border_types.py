@@ -1,8 +1,9 @@
-"""Finds int64 values that may cross a border as truth values or as floats.
+"""Finds int64 values that may enter or leave a delegate as bool or float32.
 
-An attention mask is given as int64 and used as ``mask[:, None].to(torch.bool)``. Nothing
-bounds its elements. But all its uses read a truth value, so it may cross as bool:
-nothing has to fit 32 bits then.
+Core AI has no int64, and its integers have 32 bits. Example: an attention mask is int64,
+and the model uses it as ``mask[:, None].to(torch.bool)``. Its elements may be any
+number. But all its uses read only whether an element is 0, so it may cross the border of
+the delegate as bool.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 BORDER = "delegraph_coreai_border"
-"""Metadata key of such a value: the name of its border type."""
+"""Metadata key of such a value: the name of its type at the border."""
 MOVES = frozenset(
     "view reshape flatten _unsafe_view permute transpose t squeeze unsqueeze expand"
     " slice select clone alias detach".split()
@@ -30,10 +31,12 @@ _COMPARISONS = ("eq", "ne")
 def mark_borders(
     program: ExportedProgram, is_bounded: Callable[[Node], bool]
 ) -> dict[str, torch.dtype]:
-    """Mark values with their border types, and return these by name.
+    """Mark int64 values with their border types, and return these by name.
 
     ``is_bounded``: whether an int64 value fits 32 bits. Such a value crosses as int32.
+    So does a value whose uses need all bits; the support check refuses these.
     """
+    # users first: the uses of a view are uses of its operand
     read = dict[Node, torch.dtype]()
     for node in reversed(program.graph.nodes):
         if _dtype(node) is torch.int64:
@@ -51,7 +54,10 @@ def mark_borders(
 
 
 def _joined(kinds: set[torch.dtype]) -> torch.dtype:
-    """Return the type that serves all uses: a float has a truth value as well."""
+    """Return the type that serves all uses; int32 if there is none.
+
+    A float serves for truth values as well.
+    """
     if kinds == {torch.bool, torch.float32}:
         return torch.float32
     return next(iter(kinds)) if len(kinds) == 1 else torch.int32
@@ -77,9 +83,9 @@ def _read_by(user: Node, value: Node, read: Mapping[Node, torch.dtype]) -> torch
 
 
 def keep_floats(program: ExportedProgram) -> None:
-    """Keep the values of a partition that crossed as floats as floats.
+    """Let values that entered a partition as float32 stay float32.
 
-    The border's cast back to int64 is removed. Core AI would saturate there.
+    The cast back to int64, at the border, is removed. Core AI would saturate there.
     """
     for node in program.graph.nodes:
         if node.meta.get(BORDER) != "float32" or _dtype(node) is not torch.int64:

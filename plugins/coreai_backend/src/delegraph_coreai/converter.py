@@ -1,8 +1,8 @@
-"""Convert partitions to Core AI programs with Apple's converter, ``coreai_torch``.
+"""Converts partitions to Core AI programs with Apple's converter, ``coreai_torch``.
 
-``TorchConverter.to_coreai`` prints and shows progress. Its errors do not name the call.
-So ``_Converter`` calls the same steps itself. This module alone uses private
-names of coreai_torch.
+``TorchConverter.to_coreai`` prints progress, and its errors do not name the call. So
+``_Converter`` calls the same steps itself. Only this module uses private names of
+coreai_torch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Draft(NumberedCalls):
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
         numbers = {node: number for number, node in enumerate(self.calls)}
         keep_floats(program)
-        _list_places(program)
+        _flatten_index_put(program)
         _separate_outputs(program)
         self.states = _order_states(program)
         try:
@@ -78,7 +78,7 @@ class Draft(NumberedCalls):
         try:
             self.program = converter.convert(program)
         except Exception as error:  # the converter raises errors of any kind
-            # the converter also fails before it begins with the calls
+            # None if the converter failed before the first call
             number = numbers.get(converter.node)
             name = "" if number is None else f"n{number}/"
             raise self.refused(_reason_of(error), name) from error
@@ -106,9 +106,9 @@ class _Converter(TorchConverter):  # type: ignore[misc]
                 inputs = range(len(user_inputs(program)))
                 states = range(len(written_values(program)))
                 outputs = range(len(output_values(program)) - len(states))
-                self.user_input_names = [f"x{place}" for place in inputs]
-                self.user_output_names = [f"y{place}" for place in outputs]
-                self.user_state_names = [f"s{place}" for place in states]
+                self.user_input_names = [f"x{k}" for k in inputs]
+                self.user_output_names = [f"y{k}" for k in outputs]
+                self.user_state_names = [f"s{k}" for k in states]
                 self._get_graph_op(MAIN, primary_entrypoint=True)
         return AIProgram(module)
 
@@ -121,12 +121,13 @@ class _Converter(TorchConverter):  # type: ignore[misc]
         return super()._handle_placeholder_op(node)
 
     def _get_operation(self, node: Node) -> Any:
+        """Convert a call, and record it for errors."""
         self.node = node
         return super()._get_operation(node)
 
 
 def has_four_bits(node: Node) -> bool:
-    """Whether a constant in int8 is quantized to four bits, in all of its uses."""
+    """Return whether a constant in int8 is quantized to four bits, in all of its uses."""
     if node.meta["val"].dtype is not torch.int8 or not node.users:
         return False
     return all(
@@ -165,7 +166,7 @@ def _numbered_functions() -> Iterator[None]:
 
 
 def _is_float16(number: float) -> bool:
-    """Whether a number is one of float16."""
+    """Return whether a number is one of float16."""
     same: bool = torch.tensor(number, dtype=torch.float16).item() == number
     return same
 
@@ -180,7 +181,7 @@ class _NoProgress:
 
 
 def has_rule(node: Node) -> bool:
-    """Whether the converter has a rule for the operator of ``node``."""
+    """Return whether the converter has a rule for the operator of ``node``."""
     target: Any = node.target
     name = target.__name__
     namespace = getattr(target, "namespace", "aten")
@@ -189,30 +190,36 @@ def has_rule(node: Node) -> bool:
     return f"{namespace}::{name}" in RULES
 
 
-def _list_places(program: ExportedProgram) -> None:
-    """Give ``index_put`` its places in one axis, and one value for each place.
+def _flatten_index_put(program: ExportedProgram) -> None:
+    """Give each ``index_put`` indices of one axis, and one value for each index.
 
-    Core AI ends the process for some places in two axes. It reads beyond values that it
-    should repeat, or takes wrong ones.
+    For example, indices of the shapes [2, 3] and [3] become two of the shape [6], and
+    the values are repeated to match. Core AI ends the process for some indices of two axes, and does
+    not repeat values correctly.
     """
     graph = program.graph
     for node in graph.find_nodes(op="call_function", target=INDEX_PUT):
         shape = indexed_shape(node)
         if not all(isinstance(size, int) for size in shape):
-            continue  # the support check took it: it has the right form
+            # the support check accepts dynamic sizes only if all is flat already
+            continue
         given: Any = node.args[1]
         indices = list(given)
         positions = [k for k, index in enumerate(indices) if index is not None]
-        each = [indices[k].meta["val"].shape for k in positions]
-        places = np.broadcast_shapes(*each)
+        index_shape = np.broadcast_shapes(
+            *(indices[k].meta["val"].shape for k in positions)
+        )
+        count = prod(index_shape)
+        # the axes of the indices replace the first indexed axis of the tensor
         first = positions[0]
-        if positions[-1] - first >= len(positions):  # torch moves the axes to the front
+        if positions[-1] - first >= len(positions):
+            # between indexed axes lies another one: torch moves theirs to the front
             first = 0
-        flat = (*shape[:first], prod(places), *shape[first + len(places) :])
+        flat = (*shape[:first], count, *shape[first + len(index_shape) :])
         with graph.inserting_before(node):
             for k in positions:
-                expanded = _shaped(_EXPAND, indices[k], places)
-                indices[k] = _shaped(_VIEW, expanded, (prod(places),))
+                expanded = _shaped(_EXPAND, indices[k], index_shape)
+                indices[k] = _shaped(_VIEW, expanded, (count,))
             values: Any = node.args[2]
             values = _shaped(_VIEW, _shaped(_EXPAND, values, shape), flat)
         node.update_arg(1, indices)
@@ -220,7 +227,7 @@ def _list_places(program: ExportedProgram) -> None:
 
 
 def _shaped(operator: Any, value: Node, shape: tuple[int, ...]) -> Node:
-    """Return ``value``, given ``shape`` by a call of ``operator`` if it has another."""
+    """Return ``value`` with ``shape``; call ``operator`` if it has another shape."""
     val = value.meta["val"]
     if tuple(val.shape) == shape:
         return value
@@ -231,7 +238,7 @@ def _shaped(operator: Any, value: Node, shape: tuple[int, ...]) -> Node:
 
 
 def indexed_shape(node: Node) -> torch.Size:
-    """Return the shape of the places that ``index_put`` writes."""
+    """Return the shape of the elements that ``index_put`` writes."""
     target: Any = node.args[0]
     indices: Any = node.args[1]
     given = [index and index.meta["val"] for index in indices]
@@ -241,7 +248,10 @@ def indexed_shape(node: Node) -> torch.Size:
 
 
 def _separate_outputs(program: ExportedProgram) -> None:
-    """Give each output a value of its own: the converter knows outputs by node."""
+    """Let the program return copies of inputs and of repeated values.
+
+    The converter identifies an output by its node.
+    """
     graph = program.graph
     output = output_node(graph)
     seen = set[Node]()
@@ -261,9 +271,9 @@ def _separate_outputs(program: ExportedProgram) -> None:
 
 
 def _order_states(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Put the new values of states into the order of the states, before all outputs.
+    """Put the new values of states before all outputs, in the order of the states.
 
-    The converter assigns them by place. Returns the first values, by name of the
+    The converter assigns them by position. Returns the first values, by name of the
     buffer.
     """
     signature = program.graph_signature
@@ -274,18 +284,20 @@ def _order_states(program: ExportedProgram) -> dict[str, torch.Tensor]:
         for _, spec in placeholders(program)
         if spec.target in written
     }
-    places = {name: place for place, name in enumerate(states)}
+    positions = {name: k for k, name in enumerate(states)}
+    last = len(positions)
     pairs = zip(signature.output_specs, output_values(program), strict=True)
-    ordered = sorted(
-        pairs, key=lambda pair: places.get(str(pair[0].target), len(places))
-    )
+    ordered = sorted(pairs, key=lambda pair: positions.get(str(pair[0].target), last))
     signature.output_specs[:] = [spec for spec, _ in ordered]
     output.args = (tuple(value for _, value in ordered),)
     return states
 
 
 def _sizes_as_tensors(program: ExportedProgram) -> None:
-    """Make inputs that are sizes tensors of one int32, the converter's form of sizes."""
+    """Replace the recorded values of inputs that are sizes by tensors of one int32.
+
+    This is the converter's form of a size.
+    """
     for node in user_inputs(program):
         if isinstance(node.meta["val"], torch.SymInt):
             node.meta["val"] = torch.empty(1, dtype=torch.int32, device="meta")

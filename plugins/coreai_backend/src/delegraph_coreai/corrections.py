@@ -1,6 +1,8 @@
-"""Rules that take the place of coreai_torch's, and rules that it lacks.
+"""Rules that replace wrong rules of coreai_torch, and rules that it lacks.
 
-The converter calls a rule with its values by node name, the call, and its location.
+A rule writes one call with operators of Core AI, and returns its result. The converter
+calls it with ``values``, the converted values by node name, with ``node``, the call,
+and with ``loc``, its location. The docstring of a rule is the formula that it writes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ Values = Mapping[str, Any]
 
 
 def floor(values: Values, node: Any, loc: Any) -> Any:
-    """x // 1, which is NaN for an infinity: that stays as it is."""
+    """x // 1; infinite elements stay, because Core AI computes NaN for them."""
     x = get_operand(values, node, 0)
     return _unless_infinite(x, _floor(x))
 
@@ -76,7 +78,7 @@ def add(values: Values, node: Any, loc: Any) -> Any:
 
 
 def mul(values: Values, node: Any, loc: Any) -> Any:
-    """x * y. Truth values are combined by "and", and integers keep their low bits."""
+    """x * y; "and" for truth values. Integers keep their low bits, as in eager."""
     dtype = getattr(node.meta["val"], "dtype", None)
     if dtype is torch.bool:
         x = get_operand(values, node, 0)
@@ -138,7 +140,7 @@ def bitwise_not(values: Values, node: Any, loc: Any) -> Any:
 
 
 def squeeze(values: Values, node: Any, loc: Any) -> Any:
-    """``x`` without those of the axes that have one element."""
+    """``x`` without the given axes that have one element."""
     x = get_operand(values, node, 0)
     sizes = x.type.shape
     axes = [axis % len(sizes) for axis in node.args[1] if sizes]
@@ -213,7 +215,7 @@ def unbind(values: Values, node: Any, loc: Any) -> Any:
 
 
 def convert(values: Values, node: Any, loc: Any) -> Any:
-    """The operand in the type of the result: there is one device."""
+    """The operand in the type of the result; a change of the device is ignored."""
     return op.cast(
         get_operand(values, node, 0), get_output_element_type_from_node(node)
     )
@@ -242,9 +244,9 @@ def dequantize(values: Values, node: Any, loc: Any) -> Any:
 
 
 def dequantize_channels(values: Values, node: Any, loc: Any) -> Any:
-    """The same with a scale and a zero point for each channel of an axis.
+    """x * scale, with a scale for each channel of an axis.
 
-    Zero points other than 0 are refused before.
+    The support check refuses zero points other than 0.
     """
     x, scales, _, axis = node.args[:4]
     x = values[x.name]
@@ -261,6 +263,7 @@ def dequantize_channels(values: Values, node: Any, loc: Any) -> Any:
 
 
 def _axis(axis: int) -> Any:
+    """Return an axis as the operand of an operator."""
     return op.constant(np.array(axis, np.int32))
 
 
@@ -291,7 +294,10 @@ def _scaled(y: Any, node: Any) -> Any:
 
 
 def _positions(x: Any, axis: int) -> Any:
-    """Return the positions of the greatest elements. NaN is greater than all others."""
+    """Return the positions of the greatest elements, where NaN counts as the greatest.
+
+    Along a row with NaN, the search is among 1 for NaN and 0 for other elements.
+    """
     is_nan = op.cast(op.broadcasting_not_equal(x, x), x.type.element_type)
     has_nan = op.broadcasting_greater(op.reduce_max(is_nan, [axis]), _like(0, x))
     marked = op.broadcasting_where(has_nan, is_nan, x)

@@ -43,12 +43,12 @@ BYTECODE = "main.mlirb"
 DIGEST = "main.hash"
 METADATA = "metadata.json"
 PROGRAM = "program"
-"""The key of the whole program among the named data of a folder."""
+"""The key of the whole program, which the runtime gets as named data."""
 PRODUCER = "delegraph.producer"
 """The key of metadata with distribution and version of the backend."""
 _TYPE = re.compile(r"NDArray \((\w+)(?:, ([^)]*))?\)")
 _NAMES = {"coreai.name", "MutableBuffers.buffer_mutation"}
-"""Attributes with the name of an input or output. A state has its own in both."""
+"""Attributes with the name of an input or output. A state has its name in both."""
 _MOST = 1 << 28
 """The most elements of a random input: a damaged file may declare any size."""
 
@@ -78,7 +78,7 @@ class CoreAIFormat(DelegateFormat):
     def serialize(
         cls, program: ProgramContents, options: Mapping[str, Any]
     ) -> bytes | Blob:
-        """Raises InputError: a folder has no bytes."""
+        """Raise InputError: a folder has no bytes."""
         raise InputError(
             "input-invalid", "an .aimodel is a folder", hint="save it to a path"
         )
@@ -114,7 +114,10 @@ class CoreAIFormat(DelegateFormat):
     def read(
         cls, path: Path, load_delegate: LoadDelegate
     ) -> Mapping[str, Callable[..., Any]]:
-        """``forward``, which takes inputs in order or by name, and returns a tuple."""
+        """Return ``forward``, which takes inputs in order or by name.
+
+        It returns a tuple.
+        """
         contents = _contents(path)
         (stored,) = cls.blobs(path)
         blob = _sealed(contents)
@@ -244,7 +247,10 @@ def _bytecode(path: Path) -> memoryview:
 
 
 def _contents(path: Path, counts: bool = False) -> _Contents:
-    """Return the contents of a folder. ``counts``: of operators, which takes longer."""
+    """Return the contents of a folder.
+
+    ``counts``: whether to count the operators, which takes longer.
+    """
     _metadata(path)
     bytecode = _bytecode(path)
     try:
@@ -304,7 +310,10 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 
 def _producer(path: Path) -> str:
-    """Return distribution and version of the backend; else the tool that wrote it."""
+    """Return distribution and version of the backend that wrote a folder.
+
+    For folders of other tools, return the name of the tool.
+    """
     found = _metadata(path)
     custom = found.get("creatorDefinedMetadata", found.get("userDefined", {}))
     if isinstance(custom, dict) and isinstance(custom.get(PRODUCER), str):
@@ -386,10 +395,10 @@ def _with_names(blob: bytes, delegate: DelegateInfo) -> AIProgram:
     graph = program._get_graph(MAIN)
     assert graph is not None
     names = _Names()
-    for place, one in enumerate(delegate.inputs):
-        names.add(f"x{place}", one.name or f"input_{place}", "input")
-    for place, one in enumerate(delegate.outputs):
-        names.add(f"y{place}", one.name or f"output_{place}", "output")
+    for k, tensor in enumerate(delegate.inputs):
+        names.add(f"x{k}", tensor.name or f"input_{k}", "input")
+    for k, tensor in enumerate(delegate.outputs):
+        names.add(f"y{k}", tensor.name or f"output_{k}", "output")
     for state in states_of(facts):
         if state.key is not None:
             raise InputError(
@@ -401,13 +410,13 @@ def _with_names(blob: bytes, delegate: DelegateInfo) -> AIProgram:
         names.add(state.name, state.buffer.replace(".", "_"), "state")
 
     def renamed(attributes: Any) -> Any:
-        """Return the attributes of all inputs, or of all outputs."""
+        """Return ``attributes``, one row for each input or output, with new names."""
         rows = []
         for row in attributes:
             entries = {entry.name: entry.attr for entry in row}
             for key in _NAMES & entries.keys():
-                own = StringAttr(entries[key]).value
-                entries[key] = StringAttr.get(names.of[own])
+                old = StringAttr(entries[key]).value
+                entries[key] = StringAttr.get(names.of[old])
             rows.append(DictAttr.get(entries))
         return ArrayAttr.get(rows)
 
@@ -418,13 +427,16 @@ def _with_names(blob: bytes, delegate: DelegateInfo) -> AIProgram:
 
 
 class _Names:
-    """The user's names of inputs, outputs and states, by those in the program."""
+    """The user's names of inputs, outputs and states.
+
+    ``of``: the name in the program, such as ``x0``, -> the user's name.
+    """
 
     def __init__(self) -> None:
         self.of: dict[str, str] = {}
 
-    def add(self, own: str, name: str, kind: str) -> None:
-        """Add a name, which ends with its kind and place if it is taken."""
+    def add(self, old: str, name: str, kind: str) -> None:
+        """Add a name. If it is taken, append the kind and the number: ``x_output_0``."""
         if name in self.of.values():
-            name = f"{name}_{kind}_{own[1:]}"
-        self.of[own] = name
+            name = f"{name}_{kind}_{old[1:]}"
+        self.of[old] = name

@@ -1,8 +1,8 @@
 """Ranges of integers: the least and the greatest element that a value can have.
 
-Core AI has no int64. A call that computes int64 is taken if its operands and results
+Core AI has no int64. A call that computes int64 is accepted if its operands and results
 fit 32 bits, whatever the inputs are. This is proved by interval arithmetic in the order
-of the graph. An input that is an index has the range of its axis: eager raises an error
+of the graph: if x is in [0, 9], then x * 2 - 1 is in [-1, 17]. An input that is an index has the range of its axis: eager raises an error
 for other indices, and so does delegraph (``mark_indices``).
 """
 
@@ -37,7 +37,7 @@ class Range(NamedTuple):
     high: int
 
     def fits(self, bits: int = 32) -> bool:
-        """Whether all elements fit signed integers of ``bits`` bits."""
+        """Return whether all elements fit signed integers of ``bits`` bits."""
         end = 1 << bits - 1
         return -end <= self.low and self.high < end
 
@@ -48,14 +48,14 @@ class Range(NamedTuple):
 
 INT64 = Range(-(2**63), 2**63 - 1)
 SIZES = Range(0, 2**31 - 1)
-"""Sizes of tensors that one can have in memory, and positions along their axes."""
+"""The range of sizes of tensors, and of positions along their axes."""
 _MOVES = frozenset(
     "view reshape flatten _unsafe_view permute transpose t squeeze unsqueeze expand"
     " slice select unbind clone split split_with_sizes alias lift_fresh_copy detach"
     " gather index index_select embedding flip roll repeat tril triu amax amin max min"
     " to _to_copy getitem unfold".split()
 )
-"""Operators that return elements of their first operand, and zeros."""
+"""Operators that return elements of their first operand; ``tril`` also zeros."""
 _FILLS = frozenset(
     "full_like zeros_like ones_like new_full new_zeros new_ones full zeros ones"
     " scalar_tensor fill".split()
@@ -68,7 +68,10 @@ _JOINS = frozenset(
 
 
 def ranges_of(program: ExportedProgram) -> Ranges:
-    """Return the ranges of the values of a program."""
+    """Return the ranges of the values of a program.
+
+    Those of constants are computed now, other ones on demand.
+    """
     ranges = Ranges()
     written = written_targets(program)
     for node, spec in placeholders(program):
@@ -82,13 +85,16 @@ def ranges_of(program: ExportedProgram) -> Ranges:
 
 
 class Ranges:
-    """The ranges of values, computed on demand. ``known``: those that are known."""
+    """The ranges of values, computed on demand. ``known``: those computed so far."""
 
     def __init__(self) -> None:
         self.known: dict[Node, Range] = {}
 
     def __getitem__(self, node: Node) -> Range:
-        """Return the range of an integer value. The operands are known before it."""
+        """Return the range of an integer value.
+
+        Read ranges in the order of the graph: this recurses to unknown operands.
+        """
         if node not in self.known:
             type_range = _range_of_type(node)
             found = type_range
@@ -96,6 +102,7 @@ class Ranges:
                 found = Range(*node.meta[INDEXED])
             elif node.op == "call_function":
                 found = self._of_call(node) or type_range
+            # a result that leaves the range of its type wraps, so it can be anything
             is_inside = type_range.low <= found.low and found.high <= type_range.high
             self.known[node] = found if is_inside else type_range
         return self.known[node]
@@ -103,14 +110,19 @@ class Ranges:
     def _of_call(self, node: Node) -> Range | None:
         """Return the range of a result that does not wrap; None if it is not known."""
         name = operator_stem(node)
-        if rule := _RULES.get(name):
+        rule = _RULES.get(name)
+        if rule is not None:
             return rule(self, node)
         if name in _MOVES:
             source: Any = node.args[0]
             if _is_float(source):
                 return None
-            found = self[source] if name != "getitem" else self._of_item(node)
-            return found.joined(Range(0, 0)) if name in ("tril", "triu") else found
+            if name == "getitem":
+                return self._of_item(node)
+            # these set the other triangle to zeros
+            if name in ("tril", "triu"):
+                return self[source].joined(Range(0, 0))
+            return self[source]
         if name in _FILLS | _JOINS:
             return self._of_elements(node, name)
         return None
@@ -122,6 +134,7 @@ class Ranges:
         first: Any = source.args[0]
         if name in ("topk", "sort", "max", "min", "max_pool2d_with_indices"):
             if node.args[1] == 1:
+                # the second result is positions
                 return SIZES
         keeps_elements = name in _MOVES or name in ("topk", "sort")
         if keeps_elements and isinstance(first, Node) and not _is_float(first):
@@ -170,19 +183,23 @@ class Ranges:
 def _joined(found: Iterable[Range | None]) -> Range | None:
     """Return the smallest range that contains all; None if one is not known."""
     joined: Range | None = None
-    for one in found:
-        if one is None:
+    for part in found:
+        if part is None:
             return None
-        joined = one if joined is None else joined.joined(one)
+        joined = part if joined is None else joined.joined(part)
     return joined
 
 
 def _operands(ranges: Ranges, node: Node) -> list[Range | None]:
+    """Return the ranges of the first two operands."""
     return [ranges.of(value) for value in node.args[:2]]
 
 
 def _corners(combine: Callable[[int, int], int]) -> Callable[..., Range | None]:
-    """Return the rule for a function that is monotonic in both operands."""
+    """Return the rule for an operator whose extremes are at the ends of both ranges.
+
+    Example: the product of [-2, 3] and [4, 5] lies between -2 * 5 and 3 * 5.
+    """
 
     def rule(ranges: Ranges, node: Node) -> Range | None:
         left, right = _operands(ranges, node)
@@ -207,6 +224,7 @@ def _absolute(ranges: Ranges, node: Node) -> Range | None:
 
 
 def _inverted(ranges: Ranges, node: Node) -> Range | None:
+    """Return the range of ~x, which is -1 - x."""
     found = ranges.of(node.args[0])
     return found and Range(~found.high, ~found.low)
 
@@ -236,6 +254,7 @@ def _summed(ranges: Ranges, node: Node) -> Range | None:
 
 
 def _positions(ranges: Ranges, node: Node) -> Range:
+    """Return the range of positions along an axis."""
     return SIZES
 
 
@@ -246,14 +265,21 @@ def _counted(ranges: Ranges, node: Node) -> Range | None:
 
 
 def _quotient(ranges: Ranges, node: Node) -> Range | None:
+    """Return the range of a quotient, which is no larger than its dividend.
+
+    Rounded down, it may be lower by 1.
+    """
     left, right = _operands(ranges, node)
     if left is None or right is None:
         return None
     most = max(abs(left.low), abs(left.high))
-    return Range(min(left.low, 0) if right.low > 0 else -most - 1, most)
+    if right.low > 0:
+        return Range(min(left.low, 0), most)
+    return Range(-most - 1, most)
 
 
 def _remainder(ranges: Ranges, node: Node) -> Range | None:
+    """Return the range of a remainder, which has the sign of the divisor."""
     divisor = _operands(ranges, node)[1]
     if divisor is None:
         return None
@@ -262,7 +288,11 @@ def _remainder(ranges: Ranges, node: Node) -> Range | None:
 
 
 def _bits(ranges: Ranges, node: Node) -> Range | None:
-    """Return the range of bitwise operators: as many bits as the longer operand."""
+    """Return the range of a bitwise operator.
+
+    The result has as many bits as the longer operand. It is not negative if no operand
+    is.
+    """
     left, right = _operands(ranges, node)
     if left is None or right is None:
         return None
@@ -308,7 +338,7 @@ def integer_values(node: Node) -> Iterator[torch.dtype]:
 
 
 def _is_float(value: Any) -> bool:
-    """Whether a node is a tensor of floats, or an argument that is no node."""
+    """Return whether a value is a tensor of floats, or no node at all."""
     if not isinstance(value, Node):
         return True
     val = value.meta.get("val")

@@ -1,7 +1,8 @@
 """The least sizes of dynamic inputs, so that no tensor of a delegate is empty.
 
-Core AI's runtime ends the process for many calls with empty tensors. ``x[1:] + 1`` needs
-two rows of ``x``. A call with smaller inputs is an error.
+Core AI's runtime ends the process for many calls with empty tensors. Example: for
+``x[1:] + 1``, the least number of rows of ``x`` is two. The runtime raises InputError
+for smaller inputs.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 _LIMIT = 1 << 10
-"""The greatest least size that is searched."""
+"""The largest least size that is tried."""
 
 
 class Least(NamedTuple):
-    """The least size of an input in one axis. The axis of a number is None."""
+    """The least size of an input along one axis.
+
+    ``position``: the position of the input. ``axis``: None for an input that is a
+    number.
+    """
 
     position: int
     axis: int | None
@@ -43,8 +48,8 @@ class MaybeEmpty(Exception):
         self.call = call
 
 
-class _Place(NamedTuple):
-    """A place of the inputs with a dynamic size, and that size."""
+class _DynamicSize(NamedTuple):
+    """A dynamic size of an input; the fields are those of ``Least``."""
 
     position: int
     axis: int | None
@@ -52,22 +57,24 @@ class _Place(NamedTuple):
 
 
 def least_sizes(program: ExportedProgram) -> list[Least]:
-    """Return the least size of each dynamic place of the inputs.
+    """Return the least size of each dynamic size of the inputs.
 
-    Raises MaybeEmpty if a tensor may be empty whatever the least sizes are: its size
-    depends on several symbols, on one that is no size of an input, or is too large.
+    The symbols of the sizes begin with their least values. For each tensor that could
+    then be empty, its symbol is raised. Raises MaybeEmpty if that does not help: the
+    size depends on several symbols, on one that is no size of an input, or would need
+    a symbol above ``_LIMIT``.
     """
-    places = list(_places(program))
+    dynamic_sizes = list(_input_sizes(program))
     least = dict[sympy.Symbol, int]()
-    for place in places:
-        if _is_linear(place.size):
-            (symbol,) = place.size.node.expr.free_symbols
-            found = place.size.node.shape_env.var_to_range[symbol].lower
-            # torch.export assumes sizes of at least 2, but its programs accept others
+    for dynamic in dynamic_sizes:
+        if _is_linear(dynamic.size):
+            (symbol,) = dynamic.size.node.expr.free_symbols
+            found = dynamic.size.node.shape_env.var_to_range[symbol].lower
+            # torch.export assumes sizes of at least 2, but its programs accept 1
             least[symbol] = int(found) if found > 2 else 1
     # sizes that are not 0: those of the axes of inputs (a number, such as a position,
-    # may be 0), and those that were made larger below
-    nonzero = {str(place.size) for place in places if place.axis is not None}
+    # may be 0), and those that are made larger below
+    nonzero = {str(each.size) for each in dynamic_sizes if each.axis is not None}
     for call in program.graph.nodes:
         if call.op != "call_function":
             continue
@@ -76,7 +83,7 @@ def least_sizes(program: ExportedProgram) -> list[Least]:
                 nonzero.add(str(size))
                 _raise_least(least, call, size)
     rows = []
-    for position, axis, size in places:
+    for position, axis, size in dynamic_sizes:
         if axis is None and not size.node.expr.is_Symbol:
             continue
         lowest = _lower_bound(size, least) if _is_linear(size) else 1
@@ -111,7 +118,7 @@ def _lower_bound(size: torch.SymInt, least: Mapping[sympy.Symbol, int]) -> int:
 
 
 def _is_linear(size: torch.SymInt) -> bool:
-    """Whether a size grows by a fixed number with its one symbol."""
+    """Return whether a size grows by a fixed number with its one symbol."""
     expression = size.node.expr
     if len(expression.free_symbols) != 1:
         return False
@@ -119,16 +126,16 @@ def _is_linear(size: torch.SymInt) -> bool:
     return bool(factor.is_Integer and factor > 0)
 
 
-def _places(program: ExportedProgram) -> Iterator[_Place]:
-    """Yield the places of the inputs that have dynamic sizes."""
+def _input_sizes(program: ExportedProgram) -> Iterator[_DynamicSize]:
+    """Yield the dynamic sizes of the inputs."""
     for position, node in enumerate(user_inputs(program)):
         val = node.meta["val"]
         if isinstance(val, torch.SymInt):
-            yield _Place(position, None, val)
+            yield _DynamicSize(position, None, val)
         elif isinstance(val, torch.Tensor):
             for axis, size in enumerate(val.shape):
                 if isinstance(size, torch.SymInt):
-                    yield _Place(position, axis, size)
+                    yield _DynamicSize(position, axis, size)
 
 
 def _dynamic_sizes(node: Node) -> Iterator[torch.SymInt]:
@@ -142,15 +149,17 @@ def _dynamic_sizes(node: Node) -> Iterator[torch.SymInt]:
 def least_of(facts: Mapping[str, Any], signature: Signature) -> list[Least]:
     """Return the least sizes that a blob lists. FormatError for other data.
 
-    If it lists none, such as that of a file, they are 1.
+    The blob of an ``.aimodel`` folder lists none; then they are 1.
     """
+    # position and axis, as in ``Least``
     dynamic = set[tuple[int, int | None]]()
     for position, (dtype, sizes) in enumerate(signature.inputs):
         if dtype == "int":
             dynamic.add((position, None))
         dynamic |= {(position, axis) for axis, size in enumerate(sizes) if size == -1}
     if "least" not in facts:
-        return [Least(*place, 1) for place in dynamic if place[1] is not None]
+        axes = [(position, axis) for position, axis in dynamic if axis is not None]
+        return [Least(position, axis, size=1) for position, axis in axes]
     try:
         rows = [Least(*row) for row in facts["least"]]
         are_valid = all(

@@ -1,4 +1,4 @@
-"""Compile Core AI programs for this host, load them, and call them with arrays.
+"""Compiles Core AI programs for this host, loads them, and calls them with arrays.
 
 Core AI's runtime is asynchronous: a call outside of an event loop ends the process. So
 each thread has an event loop. If the loop of a thread already runs, as in a notebook, a
@@ -37,6 +37,7 @@ from .names import NARROW
 
 Array = np.ndarray[Any, Any]
 _LOCAL = threading.local()
+"""Its attribute ``loop`` is the event loop of a thread."""
 
 
 def bytecode_of(program: AIProgram) -> bytes:
@@ -48,7 +49,10 @@ def bytecode_of(program: AIProgram) -> bytes:
 
 
 def compile_for_host(module: Any, folder: Path) -> None:
-    """Compile a module, which is changed, into ``folder``. Raises RuntimeError."""
+    """Compile a module into ``folder``, and change the module in place.
+
+    Raises RuntimeError if Core AI's compiler refuses it.
+    """
     compile_to_binary(module=module, output_directory=folder, enable_debug_info=False)
     serialize_module(module=module, path=folder / "main-universal.odix")
 
@@ -56,8 +60,8 @@ def compile_for_host(module: Any, folder: Path) -> None:
 def load_model(bytecode: Iterable[bytes | memoryview]) -> AIModel:
     """Return a program, compiled for this host. Raises FormatError with the reason.
 
-    ``bytecode``: the parts of the file, in order. The compiled file is removed at once:
-    Core AI has mapped it into memory.
+    ``bytecode``: the parts of the file, in order. The compiled file can be removed
+    after loading, because Core AI has mapped it into memory.
     """
     with tempfile.TemporaryDirectory(suffix=".aimodelx") as temporary:
         folder = Path(temporary)
@@ -114,7 +118,7 @@ class Loaded:
         states: Mapping[str, NDArray],
         least: Iterable[Least] = (),
     ) -> None:
-        """Raises FormatError if the model takes or returns other types.
+        """Check the types of ``function``; FormatError if they are not ``signature``.
 
         ``states``: the values that Core AI changes in place, by name. ``least``: the
         least sizes of inputs.
@@ -123,11 +127,12 @@ class Loaded:
         self.signature = signature
         self._states = dict(states)
         # calls of several threads would change the states at the same time
-        self._turn = threading.Lock() if states else nullcontext()
+        self._states_lock = threading.Lock() if states else nullcontext()
         self._least = list(least)
         self._inputs = function.desc.input_names
         self._outputs = function.desc.output_names
-        if (why := self._why_mismatch()) is not None:
+        why = self._why_mismatch()
+        if why is not None:
             raise FormatError(
                 "format-invalid", f"the Core AI model does not fit its blob: {why}"
             )
@@ -138,7 +143,7 @@ class Loaded:
         types = [dtype for dtype, _ in self.signature.inputs]
         values = map(value_of, arrays, types)
         inputs = dict(zip(self._inputs, values, strict=True))
-        with self._turn:
+        with self._states_lock:
             results = run_coroutine(self._run(inputs))
         types = [dtype for dtype, _ in self.signature.outputs]
         return self.signature.results(map(_array_of, results, types))
@@ -159,12 +164,16 @@ class Loaded:
 
 
 def _declared(descriptors: Iterable[Any], types: Sequence[Type]) -> list[DeclaredType]:
-    """Return the types of a model, as the signature names them."""
+    """Return the types of a model, as the signature names them.
+
+    ``types``: those of the signature. An int64 is int32 in the model, and a number is a
+    tensor of one element.
+    """
     declared = list[DeclaredType]()
-    for place, descriptor in enumerate(descriptors):
+    for k, descriptor in enumerate(descriptors):
         dtype = descriptor.dtype
         sizes = tuple(-1 if size is None else int(size) for size in descriptor.shape)
-        wanted = types[place][0] if place < len(types) else ""
+        wanted = types[k][0] if k < len(types) else ""
         if NARROW.get(wanted) == dtype:
             dtype = "int64"
         if wanted == "int" and sizes == (1,):

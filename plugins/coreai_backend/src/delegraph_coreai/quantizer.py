@@ -33,7 +33,7 @@ WEIGHTS = {
     aten.conv3d.default: 1,
     aten.embedding.default: 0,
 }
-"""Operator -> the position of its weight. The first axis of a weight has channels."""
+"""Operator -> the position of its weight. The first axis is that of the channels."""
 
 
 class CoreAIQuantizer(Quantizer):  # type: ignore[misc]

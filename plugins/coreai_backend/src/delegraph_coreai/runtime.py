@@ -30,7 +30,7 @@ class CoreAIRuntime(BackendRuntime):
     def load(
         processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
     ) -> Delegate:
-        """Raises FormatError for a damaged blob."""
+        """Load a blob. Raises FormatError if it is damaged."""
         content, signature, facts = Signature.unseal(processed_bytes, MARK)
         name = facts.get("function", MAIN)
         if not isinstance(name, str):
@@ -41,7 +41,8 @@ class CoreAIRuntime(BackendRuntime):
         function = load_function(model, name)
         if "states" in facts:
             states = first_values(function, facts, named_data)
-        else:  # the program of a file
+        else:
+            # an ``.aimodel`` folder lists no first values
             states = zeros(function)
         return Loaded(function, signature, states, least_of(facts, signature))
 
@@ -49,6 +50,6 @@ class CoreAIRuntime(BackendRuntime):
     def compatible(
         header: BlobHeader, compile_specs: Specs, device: str | None = None
     ) -> Compatibility | None:
-        """By the release: Core AI reads programs of older releases."""
+        """Compare the releases. Core AI reads programs of older releases."""
         here = f"coreai-torch {version('coreai-torch')}"
         return compare_releases(header.fingerprint, here, reads_older=True)

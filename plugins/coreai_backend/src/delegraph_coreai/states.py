@@ -1,7 +1,8 @@
-"""States: buffers that Core AI changes in place, such as a cache of keys.
+"""States: buffers that Core AI changes in place, such as a cache of attention keys.
 
 A blob lists each state with its name, its type, its sizes, and the key of its first
-value. Zeros need no key. Each load of a blob begins with the first values.
+value among the named data. Zeros need no key. Each load of a blob begins with the first
+values.
 """
 
 from __future__ import annotations
@@ -39,14 +40,17 @@ class State(NamedTuple):
 def list_states(
     tensors: Mapping[str, torch.Tensor], store: NamedDataStore
 ) -> list[State]:
-    """Return the states with these first values, and add values to ``store``."""
+    """Return the states with these first values, and add the values to ``store``.
+
+    ``tensors``: name of a buffer -> its first value.
+    """
     states = []
-    for place, (buffer, tensor) in enumerate(tensors.items()):
+    for k, (buffer, tensor) in enumerate(tensors.items()):
         value = tensor.detach().resolve_neg().contiguous()
         is_zero = not value.reshape(-1).view(torch.uint8).any()
         key = None if is_zero else add_by_content(store, WEIGHT, value, alignment=64)
         dtype = str(value.dtype).removeprefix("torch.")
-        states.append(State(f"s{place}", buffer, dtype, list(value.shape), key))
+        states.append(State(f"s{k}", buffer, dtype, list(value.shape), key))
     return states
 
 
@@ -60,7 +64,7 @@ def first_values(
     Raises FormatError for facts or data that do not fit the function.
     """
     states = states_of(facts)
-    _expect_same(function, states)
+    _expect_states(function, states)
     values = {}
     for state in states:
         kind = "int16" if state.dtype == "bfloat16" else state.dtype
@@ -74,8 +78,8 @@ def first_values(
     return values
 
 
-def _expect_same(function: InferenceFunction, states: Sequence[State]) -> None:
-    """Raise FormatError unless the states of a function are these."""
+def _expect_states(function: InferenceFunction, states: Sequence[State]) -> None:
+    """Raise FormatError unless a function has exactly ``states``."""
     described = function.desc
     listed = {state.name: (state.dtype, tuple(state.sizes)) for state in states}
     found = {}
@@ -131,7 +135,7 @@ def states_of(facts: Mapping[str, Any]) -> list[State]:
 
 
 def _are_sizes(sizes: Any) -> bool:
-    """Whether a value is a list of sizes."""
+    """Return whether a value is a list of sizes."""
     return isinstance(sizes, list) and all(
         type(size) is int and size >= 0 for size in sizes
     )

@@ -1,4 +1,4 @@
-"""The support check: calls that Apple's converter and compiler take."""
+"""The support check: accepts calls that Apple's converter and compiler can compile."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _REDUCTIONS = frozenset(
 )
 _ARITHMETIC = frozenset({"add", "maximum", "minimum", "pow", "clamp", "cumsum"})
 _PRODUCTS = frozenset("pow mm bmm addmm baddbmm convolution".split())
-"""Operators whose integer results must not overflow: that ends the process."""
+"""Operators that are refused for integers: an overflow ends the process."""
 _ORDERS = frozenset({"lt", "le", "gt", "ge"})
 _CASTS = frozenset({"to", "_to_copy", "type_as"})
 _INDEX_AT = {
@@ -91,7 +91,7 @@ def compile_alone(program: ExportedProgram) -> None:
 
 
 TRIALS = TrialCompilation(compile_alone)
-"""The answers of converter and compiler: some milliseconds for a call."""
+"""Trials of converter and compiler, which take some milliseconds for a call."""
 
 
 class CoreAIPartitioner(CapabilityPartitioner):
@@ -113,19 +113,24 @@ class CoreAIPartitioner(CapabilityPartitioner):
 
 
 class _Check:
-    """A ``why_not`` without trials, which knows the ranges of integers."""
+    """The part of the support check that compiles nothing.
+
+    ``ranges``: those of the integers of the program that is checked.
+    """
 
     def __init__(self) -> None:
         self.ranges = Ranges()
 
     def __call__(self, node: Node) -> str | None:
-        """Return a reason that needs no trial; None if the converter decides."""
-        if (why := why_subgraph(node, "Core AI's plugin")) is not None:
+        """Return why a call is refused; None if a trial has to decide."""
+        why = why_subgraph(node, "Core AI's plugin")
+        if why is not None:
             return why
         if is_random(node):
             return "it draws random numbers; the host does that"
         for value in (*node.all_input_nodes, node):
-            if (why := _why_no_value(value)) is not None:
+            why = _why_not_value(value)
+            if why is not None:
                 return why
             if _is_empty(value):
                 # Core AI's compiler ends the process for some of them
@@ -133,13 +138,13 @@ class _Check:
         if not has_rule(node):
             return NO_RULE
         return (
-            self._why_no_integers(node)
-            or self._why_no_cast(node)
-            or self._why_no_zero_points(node)
+            self._why_not_32_bits(node)
+            or self._why_not_cast(node)
+            or self._why_not_zero_points(node)
             or _why_computed_otherwise(node)
         )
 
-    def _why_no_zero_points(self, node: Node) -> str | None:
+    def _why_not_zero_points(self, node: Node) -> str | None:
         """Return a reason if channels have zero points other than 0."""
         if node.target is not DEQUANTIZE_CHANNELS:
             return None
@@ -148,7 +153,7 @@ class _Check:
             return None
         return "the plugin dequantizes channels only if their zero points are 0"
 
-    def _why_no_cast(self, node: Node) -> str | None:
+    def _why_not_cast(self, node: Node) -> str | None:
         """Return a reason if integers do not fit the type that they are cast to."""
         if operator_stem(node) not in _CASTS:
             return None
@@ -165,7 +170,7 @@ class _Check:
             f" limits them to {types[1]}, and eager drops their high bits"
         )
 
-    def _why_no_integers(self, node: Node) -> str | None:
+    def _why_not_32_bits(self, node: Node) -> str | None:
         """Return a reason if integers do not fit 32 bits."""
         name = operator_stem(node)
         indices: list[Any] = []
@@ -177,23 +182,25 @@ class _Check:
             if not isinstance(value.meta["val"], torch.Tensor):
                 continue
             found = self.ranges[value]
-            is_made = value is node and name not in MOVES
-            if not found.fits() and (is_made or BORDER not in value.meta):
+            # a value that crosses the border in another type may have any elements,
+            # unless this call computes it
+            is_computed = value is node and name not in MOVES
+            if not found.fits() and (is_computed or BORDER not in value.meta):
                 text = (
                     f"{value.name} is int64 and may have elements from {found.low} to"
                     f" {found.high}; Core AI computes integers in 32 bits"
                 )
                 return Reason(text, cause="int64", of=value, unless=torch.int32)
         for number in _literals(node):
-            if not -(2**31) <= number < 2**31:
-                if number == 2**63 - 1 and name.startswith("slice"):
-                    continue
+            # torch writes 2**63 - 1 for the end of an axis
+            is_end = number == 2**63 - 1 and name.startswith("slice")
+            if not -(2**31) <= number < 2**31 and not is_end:
                 return f"Core AI computes in 32 bits, which {number} exceeds"
         return None
 
 
 class _Checked(Support):
-    """The support check: first without trials, then with them."""
+    """The whole support check: first ``_Check``, then trials of the accepted calls."""
 
     def __init__(self, check: _Check) -> None:
         self._check = check
@@ -227,7 +234,7 @@ def _tag_states(program: ExportedProgram) -> None:
 
 
 def _is_state(val: torch.Tensor) -> bool:
-    """Whether Core AI can keep a buffer: its type and its sizes are fixed."""
+    """Return whether Core AI can keep a buffer: its type and its sizes are fixed."""
     is_fixed = all(isinstance(size, int) for size in val.shape)
     return is_fixed and val.dtype in TYPES and val.dtype is not torch.int64
 
@@ -240,8 +247,10 @@ def _why_computed_otherwise(node: Node) -> str | None:
     name = str(node.target).split(".")[1]
     if name in _ARITHMETIC and node.meta["val"].dtype is torch.bool:
         return "Core AI's runtime has no arithmetic of truth values"
-    if node.target is INDEX_PUT and (why := _why_no_places(node)) is not None:
-        return why
+    if node.target is INDEX_PUT:
+        why = _why_not_index_put(node)
+        if why is not None:
+            return why
     if name in _ORDERS and all(map(_is_bool, node.args[:2])):
         return "Core AI's compiler does not store all comparisons of truth values"
     if name in _PRODUCTS and _is_integer(node):
@@ -260,8 +269,8 @@ def _why_computed_otherwise(node: Node) -> str | None:
     return None
 
 
-def _why_no_places(node: Node) -> str | None:
-    """Return a reason if the plugin cannot give ``index_put`` a value for each place."""
+def _why_not_index_put(node: Node) -> str | None:
+    """Return a reason if the plugin cannot give ``index_put`` a value for each index."""
     indices: Any = node.args[1]
     if any(_is_bool(index) for index in indices):
         return "Core AI's runtime ends the process if a mask has no true element"
@@ -285,20 +294,21 @@ def _rank(value: Any) -> int:
 
 
 def _is_bool(value: Any) -> bool:
-    """Whether an operand is a tensor of truth values, or a truth value."""
+    """Return whether an operand is a tensor of truth values, or a truth value."""
     if isinstance(value, Node):
         return getattr(value.meta["val"], "dtype", None) is torch.bool
     return isinstance(value, bool)
 
 
 def _is_integer(node: Node) -> bool:
-    """Whether the result of a call has integers."""
-    return any(True for _ in integer_values(node))
+    """Return whether the result of a call has integers."""
+    return next(integer_values(node), None) is not None
 
 
 def _is_enlarged_evenly(node: Node, given: Mapping[str, Any]) -> bool:
-    """Whether the sizes of an image grow by integers."""
-    if (factors := given["scale_factors"]) is not None:
+    """Return whether the sizes of an image grow by integer factors."""
+    factors = given["scale_factors"]
+    if factors is not None:
         return all(float(factor).is_integer() for factor in factors)
     before = given["input"].meta["val"].shape[-2:]
     after = node.meta["val"].shape[-2:]
@@ -309,14 +319,14 @@ def _is_enlarged_evenly(node: Node, given: Mapping[str, Any]) -> bool:
 
 
 def _uses_result(node: Node, position: int) -> bool:
-    """Whether one of the results of a call is used."""
+    """Return whether the result of a call at a position is used."""
     return any(
         user.target is operator.getitem and user.args[1] == position
         for user in node.users
     )
 
 
-def _why_no_value(node: Node) -> str | None:
+def _why_not_value(node: Node) -> str | None:
     """Return a reason if Core AI cannot hold a value of ``node``."""
     for val in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(val, torch.Tensor):
@@ -336,7 +346,7 @@ def _why_no_value(node: Node) -> str | None:
 
 
 def _is_empty(node: Node) -> bool:
-    """Whether a value is a tensor without elements."""
+    """Return whether a value is a tensor without elements."""
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor):
         return False

@@ -1,9 +1,9 @@
-"""Store large constants of a program as named data, which delegates share.
+"""Stores large constants of a program as named data, which delegates share.
 
-The rest of the bytecode is the blob. So a lowered program refers to the tensors of the
-model and does not copy them. The bytecode holds constants as they are in memory, so
-their places are found by their bytes. A constant that is not found, such as one of four
-bits, stays in the blob.
+The constants are cut out of the bytecode, and the rest is the blob. So a lowered program
+refers to the tensors of the model and does not copy them. The bytecode holds constants
+as they are in memory, so their offsets are found by comparing bytes. A constant that is
+not found, such as one of four bits, stays in the blob.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ WEIGHT = "coreai/"
 _HEAD = 64
 """The number of bytes that are searched before a whole constant is compared."""
 _TRIES = 16
-"""The most places that are compared with a constant, such as one full of zeros."""
+"""The most offsets that are tried. The first bytes of a constant may occur often."""
 
 
 class Hole(NamedTuple):
     """A part of the bytecode that is named data."""
 
-    place: int
+    offset: int
     """The number of bytes before it in the whole bytecode."""
     size: int
     key: str
 
 
 class Stripped(NamedTuple):
-    """Bytecode without its ``holes``, which are in order."""
+    """Bytecode without the parts ``holes``, which are in order."""
 
     content: bytes
     holes: list[Hole]
@@ -56,20 +56,21 @@ def take_weights(
     end = 0
     for tensor in _constants(program):
         content = tensor.reshape(-1).view(torch.uint8).numpy()
-        place = _find(bytecode, whole, content, end)
-        if place is not None:
-            found[place] = tensor
-            end = place + content.size
+        offset = _find(bytecode, whole, content, end)
+        if offset is not None:
+            found[offset] = tensor
+            end = offset + content.size
     holes = list[Hole]()
     rest = list[memoryview]()
     start = 0
-    for place, tensor in sorted(found.items(), key=lambda item: item[0]):
-        if place < start:  # a constant of zeros may lie within another one
+    for offset in sorted(found):
+        tensor = found[offset]
+        if offset < start:  # a constant of zeros may lie within another one
             continue
         key = add_by_content(store, WEIGHT, tensor, alignment=64)
-        holes.append(Hole(place, tensor.nbytes, key))
-        rest.append(view[start:place])
-        start = place + tensor.nbytes
+        holes.append(Hole(offset, tensor.nbytes, key))
+        rest.append(view[start:offset])
+        start = offset + tensor.nbytes
     rest.append(view[start:])
     return Stripped(b"".join(rest), holes)
 
@@ -77,15 +78,15 @@ def take_weights(
 def filled(
     content: memoryview, facts: Mapping[str, Any], named_data: Mapping[str, bytes]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the parts of the whole bytecode.
+    """Yield the parts of the whole bytecode: ``content`` with its holes filled.
 
     The fact "weights" lists the holes. Raises FormatError if it is wrong, or if data
     are missing.
     """
-    start = 0
-    length = 0
+    start = 0  # in ``content``
+    whole_start = 0  # the same place in the whole bytecode
     for hole in _holes_of(facts):
-        end = start + hole.place - length
+        end = start + hole.offset - whole_start
         if end < start or end > len(content):
             raise FormatError(
                 "format-invalid", "the blob of CoreAIBackend lists wrong weights"
@@ -93,7 +94,7 @@ def filled(
         yield content[start:end]
         yield expect_data(named_data, hole.key, hole.size)
         start = end
-        length = hole.place + hole.size
+        whole_start = hole.offset + hole.size
     yield content[start:]
 
 
@@ -123,18 +124,18 @@ def _constants(program: ExportedProgram) -> Iterator[torch.Tensor]:
 
 
 def _find(bytecode: bytes, whole: Bytes, content: Bytes, start: int) -> int | None:
-    """Return the place of ``content`` in the bytecode, or None.
+    """Return the offset of ``content`` in the bytecode, or None.
 
-    ``start``: the likely place. Constants mostly follow each other in the order of the
-    program.
+    ``whole``: the bytecode as an array. ``start``: the offset from which to search
+    first. Constants mostly follow each other in the order of the program.
     """
     head = content[:_HEAD].tobytes()
     for begin in (start, 0):
-        place = bytecode.find(head, begin)
+        offset = bytecode.find(head, begin)
         for _ in range(_TRIES):
-            if place < 0:
+            if offset < 0:
                 break
-            if np.array_equal(whole[place : place + content.size], content):
-                return place
-            place = bytecode.find(head, place + 1)
+            if np.array_equal(whole[offset : offset + content.size], content):
+                return offset
+            offset = bytecode.find(head, offset + 1)
     return None

@@ -31,7 +31,7 @@ SUFFIX = ".aimodel"
 _PARTS = (BYTECODE, DIGEST, METADATA)
 """The files of a folder that are read. Core AI can make all others again."""
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Python reads others without a bound of the memory."""
+"""Methods that are accepted. Python reads others without a bound of the memory."""
 _EXPANSION = 32
 """How many times larger than the archive its files may be: weights compress little."""
 _SMALL = 1 << 30
@@ -124,7 +124,8 @@ def _unpacked(path: Path) -> Iterator[Path]:
             ValueError,  # a name that is no UTF-8
             RuntimeError,  # it has a password, or a newer version
         ) as error:
-            # a damaged archive may lead to a place before its beginning
+            # EINVAL: offsets in a damaged archive lead before its beginning; other
+            # errors of the system are no fault of the archive
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
             text = str(error).strip("'\"") or type(error).__name__
