@@ -21,7 +21,7 @@ from delegraph_programs import TRACING, all_nodes, operator_name
 from delegraph_programs.type_aliases import ExampleInputs, Program, Transform
 from torch.export import ExportedProgram
 
-from .profiling import load_of_machine
+from .profiling import load_of_machine, load_text
 from .turns import Caller, call_in_turns
 
 RUNS = 5
@@ -30,6 +30,7 @@ RUNS = 5
 Calls of all lowerings and of eager PyTorch alternate.
 """
 _FILE = "as .pte"
+"""The heading of the size of the program's ``.pte`` file."""
 _HEADS_OF_RUNS = ("first call", "a run", "from ... to", "memory", "largest error")
 _HEADS = (
     "backends",
@@ -72,12 +73,10 @@ class Candidate:
     @property
     def relative_error(self) -> float | None:
         """Return the largest error of all methods."""
-        found = self.verifications
-        return (
-            None
-            if found is None
-            else max((v.relative_error for v in found.values()), default=0.0)
-        )
+        if self.verifications is None:
+            return None
+        found = self.verifications.values()
+        return max((v.relative_error for v in found), default=0.0)
 
     @property
     def has_only_non_finite(self) -> bool:
@@ -88,12 +87,10 @@ class Candidate:
 
     @property
     def bytes(self) -> int | None:
-        """Return the size of all its blobs."""
-        return (
-            None
-            if self.report is None
-            else sum(row.bytes for row in self.report.delegates)
-        )
+        """Return the size of the blobs of all delegates."""
+        if self.report is None:
+            return None
+        return sum(row.bytes for row in self.report.delegates)
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary of plain values."""
@@ -122,15 +119,23 @@ class Candidate:
         }
 
     def cells(self) -> list[str]:
-        """Return a row of a table."""
+        """Return a row of the table, without its heads ``_HEADS``."""
         report = self.report
-        error = self.relative_error
         taken = "-"
         delegates = "-"
         if report is not None:
             operators = report.delegated_operators + report.host_operators
             taken = f"{report.delegated_share:.0%} of {operators}"
             delegates = str(len(report.delegates))
+        largest_error = "-"
+        if self.relative_error is not None:
+            largest_error = f"{self.relative_error:.2g}"
+            if self.has_only_non_finite:
+                largest_error += " (not finite)"
+        failure = ""
+        if self.error is not None:
+            first_line = self.error.message.partition("\n")[0]
+            failure = f"{self.error.code}: {first_line}"
         return [
             " + ".join(self.backends) or "eager",
             taken,
@@ -142,16 +147,8 @@ class Candidate:
             _seconds(self.run_seconds),
             _span(self.spread),
             _size(self.peak_bytes),
-            (
-                "-"
-                if error is None
-                else f"{error:.2g}{' (not finite)' if self.has_only_non_finite else ''}"
-            ),
-            (
-                ""
-                if self.error is None
-                else f"{self.error.code}: {self.error.message.partition(chr(10))[0]}"
-            ),
+            largest_error,
+            failure,
         ]
 
 
@@ -173,10 +170,8 @@ class Comparison:
     load: float | None = None
 
     def __repr__(self) -> str:
-        return (
-            "<Comparison:"
-            f" {', '.join(' + '.join(c.backends) or 'eager' for c in self.candidates)}>"
-        )
+        names = [" + ".join(c.backends) or "eager" for c in self.candidates]
+        return f"<Comparison: {', '.join(names)}>"
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary of plain values."""
@@ -185,24 +180,19 @@ class Comparison:
             backend: dict(sorted(counts.items()))
             for backend, counts in self.alone.items()
         }
-        seconds = {
+        return {
+            "schema": "delegraph.compare/1",
             "export_seconds": self.export_seconds,
             "eager_seconds": self.eager_seconds,
-        }
-        measured = {
             "eager_spread": self.eager_spread and list(self.eager_spread),
             "runs": RUNS,
             "load": self.load,
-        }
-        return {
-            "schema": "delegraph.compare/1",
-            **seconds,
-            **measured,
             "candidates": rows,
             "only": only,
         }
 
     def _rows(self) -> list[list[str]]:
+        """Return the rows of the table; the last one is eager PyTorch's."""
         eager = [
             "eager",
             *["-"] * 6,
@@ -216,12 +206,9 @@ class Comparison:
 
     def _how(self) -> str:
         """Describe how the times were taken, and how busy the machine was."""
-        busy = (
-            ""
-            if self.load is None
-            else f"; the machine's load is {self.load:.1f} a processor"
+        return f"a run is the median of {RUNS} calls, taken in turns" + load_text(
+            self.load
         )
-        return f"a run is the median of {RUNS} calls, taken in turns{busy}"
 
     def __str__(self) -> str:
         return self.text()
@@ -234,10 +221,10 @@ class Comparison:
         shown = table([list(map(str.upper, _HEADS)), *self._rows()])
         if width is not None and max(map(len, shown.split("\n"))) > width:
             shown = "\n".join(map(_block, self._rows()))
-        only = (
-            printable(f"only {b} takes: {_counts(n)}") for b, n in self.alone.items()
-        )
-        return "\n".join([shown, self._how(), *map(printable, self._missing()), *only])
+        notes = self._missing()
+        for backend, counts in self.alone.items():
+            notes.append(f"only {backend} takes: {_counts(counts)}")
+        return "\n".join([shown, self._how(), *map(printable, notes)])
 
     def _missing(self) -> list[str]:
         """Return a sentence for each reason for which a row has no figure in some
@@ -277,6 +264,8 @@ def compare(
     """
     chosen = registry or default_registry()
     names = _names_of(backends, chosen)
+    for name in names:
+        chosen.get_partitioner(name)  # import the plugin before times are measured
     start = time.perf_counter()
     exported = export(
         program,
@@ -299,7 +288,7 @@ def compare(
     if len(names) > 1:
         groups.append(names)
 
-    def one(group: tuple[str, ...]) -> LoweredProgram:
+    def lower_for(group: tuple[str, ...]) -> LoweredProgram:
         theirs = {
             name: value for name, value in (options or {}).items() if name in group
         }
@@ -312,12 +301,12 @@ def compare(
             compiler=compiler,
         )
 
-    tried = [_try(group, one) for group in groups]
+    tried = [_try(group, lower_for) for group in groups]
     lowered = {one.group: one.lowered for one in tried if one.lowered is not None}
 
     callers: dict[tuple[str, ...], Caller] = {}
     eager = None
-    if len(calls) == len(exported):
+    if len(calls) == len(exported):  # all methods have example inputs
         writes = {}
         for method in exported:
             writes[method] = any(
@@ -332,34 +321,28 @@ def compare(
     candidates = [
         _candidate(one, callers.get(one.group), calls, chosen) for one in tried
     ]
-    taken = {
-        group[0]: _delegated(result)
-        for group, result in lowered.items()
-        if len(group) == 1
-    }
+    taken = {}
+    for group, result in lowered.items():
+        if len(group) == 1:
+            taken[group[0]] = _delegated(result)
     return Comparison(
         tuple(candidates),
-        _alone(taken),
-        export_seconds,
-        None if eager is None else eager.median,
-        None if eager is None else _spread(eager),
-        load,
+        alone=_alone(taken),
+        export_seconds=export_seconds,
+        eager_seconds=None if eager is None else eager.median,
+        eager_spread=None if eager is None else _spread(eager),
+        load=load,
     )
 
 
 def _names_of(backends: Sequence[str] | None, registry: Registry) -> tuple[str, ...]:
-    """The backends to compare, each once.
-
-    Loads their plugins, so that none is measured with its imports.
-    """
+    """Return the backends to compare, each once; by default, all usable ones."""
     if backends is None:
         backends = [b.name for b in registry.usable_backends()]
     if isinstance(backends, str) or not backends:
         raise OptionError(
             "option-invalid", f"backends is a list of names, not {backends!r}"
         )
-    for backend in backends:
-        registry.get_partitioner(backend)
     return tuple(dict.fromkeys(backends))
 
 
@@ -374,9 +357,9 @@ def example_call(inputs: Any, named: Any, program: ExportedProgram) -> Call | No
     if inputs is None and not named:
         stored: Call | None = program.example_inputs
         return stored
-    return (
-        (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
-    ), named or {}
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    return tuple(inputs or ()), named or {}
 
 
 class _Tried(NamedTuple):
@@ -389,20 +372,23 @@ class _Tried(NamedTuple):
 
 
 def _try(
-    group: tuple[str, ...], one: Callable[[tuple[str, ...]], LoweredProgram]
+    group: tuple[str, ...], lower_for: Callable[[tuple[str, ...]], LoweredProgram]
 ) -> _Tried:
+    """Lower for a group of backends, and keep the error of a backend."""
     start = time.perf_counter()
     try:
-        return _Tried(group, one(group), time.perf_counter() - start)
+        lowered = lower_for(group)
+        return _Tried(group, lowered, time.perf_counter() - start)
     except (OptionError, InputError):
-        raise  # the caller's own, and the same for each
+        raise  # the caller's mistake, which would end all lowerings
     except DelegraphError as e:
         return _Tried(group, None, 0.0, e)
 
 
 def writes_inputs(lowered: LoweredProgram, method: str) -> bool:
-    """Whether the method writes its inputs; the program as it was exported may not say
-    so.
+    """Return whether a method writes its inputs.
+
+    The lowered program declares this; the exported one may not.
     """
     return bool(lowered.exported_program(method).graph_signature.user_inputs_to_mutate)
 
@@ -410,6 +396,7 @@ def writes_inputs(lowered: LoweredProgram, method: str) -> bool:
 def caller_of(
     lowered: LoweredProgram, calls: Mapping[str, Call], writes: Mapping[str, bool]
 ) -> Caller:
+    """Return a caller of each method of a lowered program."""
     methods = {method: lowered.method(method) for method in calls}
     return Caller(partial(call_methods, methods, calls, writes))
 
@@ -421,7 +408,8 @@ def caller_of_eager(
 ) -> Caller:
     """Return a caller of each method in eager PyTorch.
 
-    It calls the model itself, and no other thread traces meanwhile.
+    It calls the model's own code, so it holds the lock against tracing in other
+    threads.
     """
     methods = {
         method: program.module(check_guards=False)
@@ -477,23 +465,18 @@ def _candidate(
     error = caller.error
     try:
         if error is None:
-            found = {
-                m: lowered.verify(*args, method=m, **kwargs)
-                for m, (args, kwargs) in calls.items()
-            }
+            found = {}
+            for method, (args, kwargs) in calls.items():
+                found[method] = lowered.verify(*args, method=method, **kwargs)
     except DelegraphError as e:
         error = e
-    times: dict[str, Any] = {
-        "first_seconds": caller.first_seconds,
-        "peak_bytes": caller.peak_bytes,
-        "run_seconds": caller.median,
-    }
-    spread = None if caller.median is None else _spread(caller)
     return Candidate(
         tried.group,
         **measured,
-        **times,
-        spread=spread,
+        first_seconds=caller.first_seconds,
+        peak_bytes=caller.peak_bytes,
+        run_seconds=caller.median,
+        spread=None if caller.median is None else _spread(caller),
         verifications=found,
         error=error,
     )
@@ -502,35 +485,32 @@ def _candidate(
 def _file_bytes(
     lowered: LoweredProgram, registry: Registry, missing: dict[str, str]
 ) -> int | None:
-    """Return the size of the program as a ``.pte`` file; if it has none, None, and the
-    reason in ``missing``.
+    """Return the size of the program as a ``.pte`` file.
+
+    If it cannot be one, write the reason to ``missing`` and return None.
     """
     try:
         with TRACING:  # a format may trace
-            return sum(
-                map(
-                    len,
-                    FileFormat("program.pte", registry).contents(lowered, {}).values(),
-                )
-            )
+            files = FileFormat("program.pte", registry).contents(lowered, {})
     except DelegraphError as e:
         missing[_FILE] = e.message.partition("\n")[0]
         return None
+    return sum(map(len, files.values()))
 
 
 def _spread(caller: Caller) -> tuple[float, float] | None:
+    """Return the seconds of the fastest and the slowest call."""
     return (min(caller.seconds), max(caller.seconds)) if caller.seconds else None
 
 
 def _seconds(value: float | None) -> str:
-    """Three digits of it: small programs take microseconds."""
-    return (
-        "-"
-        if value is None
-        else format_seconds(value)
-        if value >= 1
-        else f"{1000 * value:.3g} ms"
-    )
+    """Return a time as text.
+
+    Times below a second get three digits: small programs take microseconds.
+    """
+    if value is None:
+        return "-"
+    return format_seconds(value) if value >= 1 else f"{1000 * value:.3g} ms"
 
 
 def _size(value: int | None) -> str:
@@ -542,16 +522,18 @@ def _span(value: tuple[float, float] | None) -> str:
 
 
 def _delegated(lowered: LoweredProgram) -> Handles:
-    """The operators of the model that are in delegates, whole."""
+    """Return the operators of the model that are in delegates.
+
+    An operator that was decomposed, and is partly on the host, does not count.
+    """
     found: Handles = {}
     for info in lowered.delegates:
         for node in info.nodes:
-            around = node.meta.get("decomposed_from") or (operator_name(node),)
-            found[info.method, node.meta.get("debug_handle", 0)] = around[0]
+            names = node.meta.get("decomposed_from") or (operator_name(node),)
+            found[info.method, node.meta.get("debug_handle", 0)] = names[0]
     for method in lowered.methods:
-        for left in left_operators(
-            all_nodes(lowered.exported_program(method).graph_module)
-        ):
+        nodes = all_nodes(lowered.exported_program(method).graph_module)
+        for left in left_operators(nodes):
             found.pop((method, left.node.meta.get("debug_handle", 0)), None)
     return found
 
@@ -575,13 +557,17 @@ def _alone(taken: Mapping[str, Handles]) -> dict[str, dict[str, int]]:
 
 def _block(row: Sequence[str]) -> str:
     """Return a row of the table as lines below its name, without unknown facts."""
-    first, *facts = zip(_HEADS, row, strict=True)
-    known = [
-        [f"  {head or 'error'}", cell] for head, cell in facts if cell not in ("-", "")
-    ]
-    return "\n".join([printable(first[1]), *filter(None, [table(known)])])
+    known = []
+    for head, cell in zip(_HEADS[1:], row[1:], strict=True):
+        if cell not in ("-", ""):
+            known.append([f"  {head or 'error'}", cell])
+    lines = [printable(row[0])]
+    if known:
+        lines.append(table(known))
+    return "\n".join(lines)
 
 
 def _counts(counts: Mapping[str, int]) -> str:
+    """Return operators with their counts, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{n} x {op}" for op, n in ordered)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from delegraph import LoweredProgram
@@ -30,8 +31,9 @@ from torch.fx import Node
 _LISTED = 20
 """The rows of a table that the text has."""
 _REST = "the rest of the delegate"
+"""The time of a delegate's call that its runtime did not report."""
 _NAME = 1000
-"""The most characters of a name in it."""
+"""Longer names are cut after this many characters."""
 OVERLAPS = 1.05
 """If the parts take this many times as long as the call, they ran at the same time."""
 
@@ -42,15 +44,15 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a call, with the place that it ran in, and its seconds.
+    """A part of a call, such as one operator: where it ran, and for how many seconds.
 
     ``what`` names its operators, or describes it otherwise, such as the rest of a
-    delegate. ``where`` is ``host``, ``host, in PATH`` for a branch or loop body, or a
-    delegate. Its known sources are ``lines`` (text, for a program in a file),
-    ``modules`` and ``nodes`` (names in the graph of ``where``). ``identifier`` is the
-    debug identifier from a delegate's runtime, or a tuple of fused ones, or None.
-    ``intervals``: when it ran; () if that was not measured. ``call``: when the call of
-    its delegate ran; None on the host.
+    delegate. ``where`` is ``host``, ``host, in PATH`` for a branch or loop body, or the
+    name of a delegate. The part was made from ``lines`` (text, for a program in a
+    file), ``modules`` and ``nodes`` (names in the graph of ``where``), if known.
+    ``identifier`` is the debug identifier from a delegate's runtime, or a tuple of
+    fused ones, or None. ``intervals``: when it ran; () if that was not measured.
+    ``call``: when the call of its delegate ran; None on the host.
     """
 
     what: str
@@ -71,13 +73,10 @@ class Part:
         nodes: Sequence[Node],
         **fields: Any,
     ) -> Part:
-        """Return the part that was made from ``nodes``.
-
-        ``fields``: its other fields.
-        """
+        """Return a part with the lines, modules and names of ``nodes``."""
         lines = _lines(nodes)
         modules = _modules(nodes)
-        names = tuple(n.name for n in nodes)
+        names = tuple(node.name for node in nodes)
         return Part(what, where, seconds, lines, modules, names, **fields)
 
     @property
@@ -97,10 +96,11 @@ class ProgramProfile:
 
     The first call (``first_seconds``) does not count. ``seconds`` is the call as its
     caller sees it, ``fastest`` and ``slowest`` are the extremes. ``plain_seconds`` is
-    the median of calls without a clock; both kinds alternate. ``watching`` is the time
-    that the clock adds: the median of the differences between a call and the plain one
-    after it. ``load`` is the number of processes per processor that were ready to run,
-    averaged over the last minute.
+    the median of calls without a clock; both kinds alternate. ``watching`` is the
+    slowdown by the clock: the median ratio of a call to the plain one after it.
+    ``load`` is the number of processes per processor that were ready to run,
+    averaged over the last minute. ``expected``: delegate -> the estimates of its
+    compiler by name, such as cycles.
     """
 
     method: str
@@ -176,23 +176,24 @@ class ProgramProfile:
             "operators": self.by_operator(),
             "places": self.by_place(),
         }
-        rows = {
-            name: [{"name": n, "seconds": s} for n, s in table]
-            for name, table in tables.items()
-        }
-        parts = [
-            {
-                "what": p.what,
-                "where": p.where,
-                "seconds": p.seconds,
-                "lines": [
-                    line if isinstance(line, str) else line.place for line in p.lines
-                ],
-                "modules": list(p.modules),
-                "nodes": list(p.nodes),
-            }
-            for p in self.parts
-        ]
+        rows = {}
+        for title, table in tables.items():
+            rows[title] = [{"name": name, "seconds": s} for name, s in table]
+        parts = []
+        for part in self.parts:
+            lines = [
+                line if isinstance(line, str) else line.place for line in part.lines
+            ]
+            parts.append(
+                {
+                    "what": part.what,
+                    "where": part.where,
+                    "seconds": part.seconds,
+                    "lines": lines,
+                    "modules": list(part.modules),
+                    "nodes": list(part.nodes),
+                }
+            )
         return {
             **figures,
             **rows,
@@ -205,23 +206,15 @@ class ProgramProfile:
 
         Lines and modules are left out if a file has none.
         """
-        lined = (
-            [("line", self.by_line())] if any(part.lines for part in self.parts) else []
-        )
-        lined += (
-            [("module", self.by_module())]
-            if any(part.modules for part in self.parts)
-            else []
-        )
-        return [*lined, ("operator", self.by_operator()), ("place", self.by_place())]
+        tables = []
+        if any(part.lines for part in self.parts):
+            tables.append(("line", self.by_line()))
+        if any(part.modules for part in self.parts):
+            tables.append(("module", self.by_module()))
+        return [*tables, ("operator", self.by_operator()), ("place", self.by_place())]
 
     def facts(self) -> list[str]:
         """Return the facts about the whole call, a sentence each."""
-        busy = (
-            ""
-            if self.load is None
-            else f"; the machine's load is {self.load:.1f} a processor"
-        )
         lines = [
             (
                 f"method {self.method}: {_ms(self.seconds)}, {self.attributed:.0%} of"
@@ -230,7 +223,7 @@ class ProgramProfile:
             (
                 f"{_ms(self.fastest)} to {_ms(self.slowest)} in {self.repeats} calls;"
                 f" {_ms(self.plain_seconds)} without profiling,"
-                f" {_ms(self.first_seconds)} in the first call{busy}"
+                f" {_ms(self.first_seconds)} in the first call{load_text(self.load)}"
             ),
         ]
         if self.total > OVERLAPS * self.seconds:
@@ -251,19 +244,17 @@ class ProgramProfile:
         lines = self.facts()
         for title, table in self.tables():
             lines.append(f"by {title}:")
-            lines += [
-                f"  {_ms(s):>10}  {s / self.total:4.0%}  {shorten(name)}"
-                for name, s in table[:_LISTED]
-            ]
-            lines += (
-                [f"  and {len(table) - _LISTED} more"] if len(table) > _LISTED else []
-            )
-        # a line end in a name begins no line here
+            for name, seconds in table[:_LISTED]:
+                share = seconds / self.total
+                lines.append(f"  {_ms(seconds):>10}  {share:4.0%}  {shorten(name)}")
+            if len(table) > _LISTED:
+                lines.append(f"  and {len(table) - _LISTED} more")
+        # escape line ends in names, which would break the table
         return "\n".join(map(printable, lines))
 
 
 def shorten(name: str) -> str:
-    """Shorten a name: names in a file may have any length."""
+    """Cut a name that is too long; names in a file may have any length."""
     return name if len(name) <= _NAME else f"{name[:_NAME]}… ({len(name)} characters)"
 
 
@@ -272,53 +263,66 @@ def _ms(seconds: float) -> str:
 
 
 class _CallTimes(NamedTuple):
-    """The times of a delegate's call, which lasted ``seconds`` between two moments.
+    """When a delegate was called, by ``time.perf_counter()``.
 
-    ``begin``: when the call of the program began.
+    ``program_start``: the start of the program's call. The delegate ran for ``seconds``
+    within ``earliest`` and ``latest``: after the previous value of the program was
+    seen, and before the clock received these seconds.
     """
 
-    begin: float
-    after: float
-    before: float
+    program_start: float
+    earliest: float
+    latest: float
     seconds: float
 
     def whole(self, spent: Spent) -> Interval:
         """Return the interval of the call.
 
-        ``seconds`` omits checks between the engine's work and the copies of its
-        results, so the first kernel may have begun earlier.
+        It ends at ``latest`` and has the length ``seconds``, or begins with its first
+        kernel if that was earlier. ``seconds`` omits checks between the engine's work
+        and the copies of its results.
         """
-        kernels = map(self.of_kernel, spent.values())
-        starts = [start for start, _ in chain.from_iterable(kernels)]
-        start = self.before - self.seconds - self.begin
-        return min([start, *starts]), self.before - self.begin
+        end = self.latest - self.program_start
+        start = end - self.seconds
+        for amounts in spent.values():
+            for kernel_start, _ in self.of_kernel(amounts):
+                start = min(start, kernel_start)
+        return start, end
 
     def of_kernel(self, amounts: Mapping[str, Any]) -> tuple[Interval, ...]:
         """Return when a kernel ran.
 
-        Returns () if its engine does not measure that, or has another clock.
+        Returns () if its engine does not measure that. An interval outside of the call
+        shows that the engine has another clock: then the result is also ().
         """
-        measured = amounts.get("intervals", ())
-        if not all(self.after <= s and e <= self.before for s, e in measured):
-            return ()
-        return tuple((s - self.begin, e - self.begin) for s, e in measured)
+        intervals = []
+        for start, end in amounts.get("intervals", ()):
+            if start < self.earliest or end > self.latest:
+                return ()
+            intervals.append((start - self.program_start, end - self.program_start))
+        return tuple(intervals)
 
 
 class _Clock:
-    """A ``Timer``: the time between two values belongs to the later one.
+    """A ``Timer`` that collects the parts of a call.
 
-    The time of the clock itself is left out.
+    An operator's time is the time since the previous value of the program was seen,
+    without the time of delegates and of the clock itself.
     """
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.own = 0.0
+        """Seconds that the clock itself took in this call."""
         self._begin = 0.0
         self._since = 0.0
+        """When the previous value was seen."""
         self._inside = 0.0
+        """Seconds in delegates and in ``spent`` since then."""
         self._path: list[str] = []
-        # delegate -> what adds the parts of its last call
+        """The branches and loop bodies that are running."""
         self._unread: dict[str, Callable[[], None]] = {}
+        """Delegate -> a function that adds the parts of its last call."""
 
     def begin(self, values: Mapping[Node, Any]) -> None:
         self._path = []
@@ -333,7 +337,7 @@ class _Clock:
         now = time.perf_counter()
         seconds = max(now - self._since - self._inside, 0.0)
         where = f"host, in {'.'.join(self._path)}" if self._path else "host"
-        if node.target is CALL_DELEGATE:  # its runtime has reported the rest
+        if node.target is CALL_DELEGATE:  # ``spent`` got the delegate's own time
             what = "calling a delegate"
             nodes = []
         else:
@@ -368,8 +372,9 @@ class _Clock:
         # Reading evicts the rest of the call from the processor's caches, which makes
         # it three times slower. So read at the end of the call, or before the next call
         # of the delegate in a loop.
-        if (before := self._unread.pop(delegate.name, None)) is not None:
-            before()
+        add_previous_call = self._unread.pop(delegate.name, None)
+        if add_previous_call is not None:
+            add_previous_call()
         ran = _CallTimes(self._begin, self._since, start, seconds)
         self._unread[delegate.name] = partial(self._add, delegate, ran, read)
         taken = time.perf_counter() - start
@@ -379,67 +384,53 @@ class _Clock:
     def _add(
         self, delegate: DelegateInfo, ran: _CallTimes, read: Callable[[], Spent]
     ) -> None:
-        """Add the parts of a call of a delegate."""
+        """Add the parts of a call of a delegate: those that its runtime reports, and
+        the rest.
+        """
         spent = read()
         call = ran.whole(spent)
         reported = 0.0
-        name = delegate.name
-        by_operators = False
-        nodes: dict[int, list[Node]] = {}
-        # those that one operator was decomposed to have its handle together
-        for node in delegate.nodes:
-            nodes.setdefault(node.meta.get("debug_handle", -1), []).append(node)
-        handles = delegate.debug_handle_map
+        reports_operators = False
         for identifier, amounts in spent.items():
-            if "seconds" in amounts:
-                of_all = (
-                    handle
-                    for one in fused(identifier)
-                    for handle in handles.get(one, ())
-                )
-                of = [
-                    node
-                    for handle in dict.fromkeys(of_all)
-                    for node in nodes.get(handle, ())
-                ]
-                if isinstance(identifier, Border):
-                    of = _at_border(delegate, identifier)
-                else:
-                    by_operators = True
-                reported += amounts["seconds"]
-                what = " and ".join(dict.fromkeys(map(operator_name, of))) or _unnamed(
-                    identifier
-                )
-                self.parts.append(
-                    Part.of(
-                        what,
-                        name,
-                        amounts["seconds"],
-                        of,
-                        identifier=identifier,
-                        intervals=ran.of_kernel(amounts),
-                        call=call,
-                    )
-                )
-        # a delegate of one line needs no runtime that tells its operators
-        lone = (
-            delegate.nodes
-            if not by_operators and len(_lines(delegate.nodes)) == 1
-            else ()
-        )
-        self.parts.append(
-            Part.of(
-                _REST,
-                name,
-                max(ran.seconds - reported, 0.0),
-                lone,
+            if "seconds" not in amounts:
+                continue
+            if isinstance(identifier, Border):
+                nodes = _at_border(delegate, identifier)
+            else:
+                reports_operators = True
+                nodes = _nodes_of(delegate, identifier)
+            names = dict.fromkeys(map(operator_name, nodes))
+            part = Part.of(
+                " and ".join(names) or _unnamed(identifier),
+                delegate.name,
+                amounts["seconds"],
+                nodes,
+                identifier=identifier,
+                intervals=ran.of_kernel(amounts),
                 call=call,
             )
-        )
+            self.parts.append(part)
+            reported += part.seconds
+        # without reported operators, the nodes of the rest are known if all have one line
+        rest_nodes: Sequence[Node] = ()
+        if not reports_operators and len(_lines(delegate.nodes)) == 1:
+            rest_nodes = delegate.nodes
+        seconds = max(ran.seconds - reported, 0.0)
+        self.parts.append(Part.of(_REST, delegate.name, seconds, rest_nodes, call=call))
+
+
+class _DelegateCall(NamedTuple):
+    """A call of a delegate, and the times that its runtime reports."""
+
+    backend_id: str
+    ran: _CallTimes
+    spent: Spent
 
 
 class _FileClock:
-    """A ``FileTimer`` that times the instructions of a program in a file."""
+    """A ``FileTimer`` that times the instructions of a program in a file, as ``_Clock``
+    does for a program's nodes.
+    """
 
     def __init__(self) -> None:
         self.begin()
@@ -449,15 +440,15 @@ class _FileClock:
         self.own = 0.0
         self._inside = 0.0
         self._parts = list[Part]()
-        # calls of delegates that still lack their step
-        self._unseen: list[tuple[str, _CallTimes, Spent]] = []
+        self._unseen: list[_DelegateCall] = []
+        """Calls of delegates since the previous step. The next step describes them."""
         self._since = time.perf_counter()
         self._begin = self._since
 
     def spent(self, backend_id: str, seconds: float, read: Callable[[], Spent]) -> None:
         start = time.perf_counter()
         ran = _CallTimes(self._begin, self._since, start, seconds)
-        self._unseen.append((backend_id, ran, read()))
+        self._unseen.append(_DelegateCall(backend_id, ran, read()))
         taken = time.perf_counter() - start
         self.own += taken
         self._inside += seconds + taken
@@ -473,111 +464,115 @@ class _FileClock:
         else:
             what = "calling a delegate"
             self._parts.append(Part(what, "host", seconds, intervals=intervals))
-            self._place(step.name, step.inside)
+            self._add_delegates(step.name, step.inside)
         self._inside = 0.0
         self._since = time.perf_counter()
         self.own += self._since - now
 
-    def _place(self, name: str, inside: Mapping[str, Origin]) -> None:
-        """Make parts of the delegates' times; ``name`` is the delegates' name, if
-        known.
+    def _add_delegates(self, name: str, inside: Mapping[str, Origin]) -> None:
+        """Add the parts of the delegates' calls that no step has described yet.
+
+        ``name``: the delegate's name; "" if unknown. ``inside``: debug identifier ->
+        the lines and operators from which it was made.
         """
-        every = tuple(
-            dict.fromkeys(line for origin in inside.values() for line in origin.lines)
-        )
+        all_lines = _lines_of(inside.values())
         for backend_id, ran, spent in self._unseen:
             where = name or backend_id
             call = ran.whole(spent)
             reported = 0.0
             for identifier, amounts in spent.items():
-                if "seconds" in amounts:
-                    origins = [
-                        inside.get(str(one), Origin()) for one in fused(identifier)
-                    ]
-                    reported += amounts["seconds"]
-                    operators = dict.fromkeys(
-                        name for origin in origins for name in origin.operators
-                    )
-                    lines = tuple(
-                        dict.fromkeys(
-                            line for origin in origins for line in origin.lines
-                        )
-                    )
-                    what = " and ".join(operators) or _unnamed(identifier)
-                    self._parts.append(
-                        Part(
-                            what,
-                            where,
-                            amounts["seconds"],
-                            lines,
-                            identifier=identifier,
-                            intervals=ran.of_kernel(amounts),
-                            call=call,
-                        )
-                    )
-            lone = every if not reported and len(every) == 1 else ()
-            self._parts.append(
-                Part(
-                    _REST,
+                if "seconds" not in amounts:
+                    continue
+                origins = [inside.get(str(one), Origin()) for one in fused(identifier)]
+                operators: dict[str, None] = {}
+                for origin in origins:
+                    operators.update(dict.fromkeys(origin.operators))
+                part = Part(
+                    " and ".join(operators) or _unnamed(identifier),
                     where,
-                    max(ran.seconds - reported, 0.0),
-                    lone,
+                    amounts["seconds"],
+                    _lines_of(origins),
+                    identifier=identifier,
+                    intervals=ran.of_kernel(amounts),
                     call=call,
                 )
-            )
+                self._parts.append(part)
+                reported += part.seconds
+            # without reported times, the line of the rest is known if there is only one
+            rest_lines = all_lines if not reported and len(all_lines) == 1 else ()
+            seconds = max(ran.seconds - reported, 0.0)
+            self._parts.append(Part(_REST, where, seconds, rest_lines, call=call))
         self._unseen = []
 
     def finish(self) -> list[Part]:
         """Return the parts of the call that has ended."""
-        self._place("", {})
+        self._add_delegates("", {})
         return self._parts
+
+
+def _lines_of(origins: Iterable[Origin]) -> tuple[Source | str, ...]:
+    """Return the lines of several origins, each once."""
+    lines = chain.from_iterable(origin.lines for origin in origins)
+    return tuple(dict.fromkeys(lines))
+
+
+def _nodes_of(delegate: DelegateInfo, identifier: Any) -> list[Node]:
+    """Return the nodes of a delegate from which an operator of its runtime was made.
+
+    ``identifier``: its debug identifier, or a tuple of fused ones. Each maps to debug
+    handles; all nodes of a decomposition have the same handle.
+    """
+    nodes: dict[int, list[Node]] = {}
+    for node in delegate.nodes:
+        nodes.setdefault(node.meta.get("debug_handle", -1), []).append(node)
+    handles: dict[int, None] = {}
+    for one in fused(identifier):
+        handles.update(dict.fromkeys(delegate.debug_handle_map.get(one, ())))
+    return [*chain.from_iterable(nodes.get(handle, ()) for handle in handles)]
 
 
 def _at_border(delegate: DelegateInfo, border: Border) -> list[Node]:
     """Return the node of a delegate that computes an output, or the only reader of an
     input.
+
+    Returns [] if the border is unknown, or if an input has several readers.
     """
     arguments = delegate.outputs if border.side == "output" else delegate.inputs
     if not 0 <= border.place < len(arguments):
         return []
     name = arguments[border.place].name
-    if border.side == "output":
-        return [node for node in delegate.nodes if node.name == name]
-    graph = delegate.module.original_module.graph
-    readers = [
-        user.name
-        for node in graph.nodes
-        if node.op == "placeholder" and node.name == name
-        for user in node.users
-    ]
-    return [node for node in delegate.nodes if readers == [node.name]]
+    if border.side == "input":
+        readers: list[str] = []
+        for node in delegate.module.original_module.graph.nodes:
+            if node.op == "placeholder" and node.name == name:
+                readers += [user.name for user in node.users]
+        if len(readers) != 1:
+            return []
+        name = readers[0]
+    return [node for node in delegate.nodes if node.name == name]
 
 
 def _unnamed(identifier: Any) -> str:
-    """Describe a delegate's operator without a known node.
-
-    Without an ``identifier``, it is no operator.
-    """
+    """Describe a reported time of a delegate for which no node is known."""
     if isinstance(identifier, Border):
         return f"handing over {identifier}"
     return "on no operator" if identifier is None else f"operator {identifier}"
 
 
 def _lines(nodes: Iterable[Node]) -> tuple[Source, ...]:
-    return tuple(
-        dict.fromkeys(source for node in nodes if (source := line_of(node)) is not None)
-    )
+    lines = dict.fromkeys(map(line_of, nodes))
+    return tuple(line for line in lines if line is not None)
 
 
 def _modules(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Return the innermost module of each node, by its path in the model."""
-    stacks = (list(node.meta.get("nn_module_stack", {}).values()) for node in nodes)
-    paths = (
-        stack[-1][0].removeprefix("L['self'].") or "the model itself"
-        for stack in stacks
-        if stack
-    )
-    return tuple(dict.fromkeys(paths))
+    """Return the path of each node's innermost module in the model."""
+    paths: dict[str, None] = {}
+    for node in nodes:
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        if stack:
+            path = stack[-1][0].removeprefix("L['self'].")
+            paths[path or "the model itself"] = None
+    return tuple(paths)
 
 
 def profile_program(
@@ -605,18 +600,14 @@ def profile_program(
 
         If the program writes its inputs, they are copied.
         """
+        given = copy.deepcopy((args, kwargs)) if writes else (args, kwargs)
         with call_of_model(name):
-            return (
-                _timed(run, *copy.deepcopy((args, kwargs)))
-                if writes
-                else _timed(run, args, kwargs)
-            )
+            return _timed(run, *given)
 
-    expected = {
-        d.name: _expected(d)
-        for d in lowered.delegates
-        if d.method == name and d.figures
-    }
+    expected = {}
+    for delegate in lowered.delegates:
+        if delegate.method == name and delegate.figures:
+            expected[delegate.name] = _expected(delegate)
     return _profile_calls(
         name, repeats, clock, partial(timed, watched), partial(timed, plain), expected
     )
@@ -650,8 +641,9 @@ def profile_file(
         clock.begin()
         return _timed(run, *given)
 
-    watch, call = (partial(timed, loaded.method(name)) for loaded in (watched, plain))
-    return _profile_calls(name, repeats, clock, watch, call, {})
+    time_watched = partial(timed, watched.method(name))
+    time_plain = partial(timed, plain.method(name))
+    return _profile_calls(name, repeats, clock, time_watched, time_plain, expected={})
 
 
 def _expect_positive(repeats: int) -> None:
@@ -669,36 +661,50 @@ def _profile_calls(
     plain: Callable[[], float],
     expected: Mapping[str, Mapping[str, float]],
 ) -> ProgramProfile:
-    """Return the profile of ``repeats`` calls with ``clock``, which alternate with
-    others.
+    """Return the profile of ``repeats`` calls of ``watched``.
 
-    Both functions return their seconds.
+    ``watched`` calls the program with ``clock``, and ``plain`` without it. Both return
+    the seconds. Their calls alternate; the first one of each does not count.
     """
-    first = plain()
+    first_seconds = plain()
     watched()
-    runs = []
-    others = []
+    runs: list[_Run] = []
+    plain_seconds: list[float] = []
     for _ in range(repeats):
         seconds = watched()
-        runs.append((seconds - clock.own, clock.finish()))
-        others.append(plain())
-    watching = statistics.median(
-        run[0] / other for run, other in zip(runs, others, strict=True)
-    )
-    runs.sort(key=lambda run: run[0])
-    seconds, parts = runs[(len(runs) - 1) // 2]
-    rest = Part(
-        "between the calls",
-        "host",
-        max(seconds - sum(part.seconds for part in parts), 0.0),
-    )
-    times = seconds, runs[0][0], runs[-1][0], statistics.median(others), watching, first
+        runs.append(_Run(seconds - clock.own, clock.finish()))
+        plain_seconds.append(plain())
+    ratios = [
+        run.seconds / plain for run, plain in zip(runs, plain_seconds, strict=True)
+    ]
+    runs.sort(key=attrgetter("seconds"))
+    median = runs[(len(runs) - 1) // 2]
+    in_parts = sum(part.seconds for part in median.parts)
+    rest = Part("between the calls", "host", max(median.seconds - in_parts, 0.0))
     return ProgramProfile(
-        method, repeats, *times, load_of_machine(), (*parts, rest), expected
+        method,
+        repeats,
+        seconds=median.seconds,
+        fastest=runs[0].seconds,
+        slowest=runs[-1].seconds,
+        plain_seconds=statistics.median(plain_seconds),
+        watching=statistics.median(ratios),
+        first_seconds=first_seconds,
+        load=load_of_machine(),
+        parts=(*median.parts, rest),
+        expected=expected,
     )
+
+
+class _Run(NamedTuple):
+    """A watched call: its seconds without those of the clock, and its parts."""
+
+    seconds: float
+    parts: list[Part]
 
 
 def _expected(delegate: DelegateInfo) -> dict[str, float]:
+    """Return the estimates of a delegate's compiler, summed over its operators."""
     total: dict[str, float] = {}
     for amounts in delegate.figures.values():
         for name, amount in amounts.items():
@@ -720,3 +726,8 @@ def load_of_machine() -> float | None:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except (AttributeError, OSError):
         return None
+
+
+def load_text(load: float | None) -> str:
+    """Return a clause about the machine's load; "" if it is unknown."""
+    return "" if load is None else f"; the machine's load is {load:.1f} a processor"

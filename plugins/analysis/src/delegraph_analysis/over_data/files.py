@@ -25,7 +25,7 @@ def check_data(text: str) -> Iterable[Any] | None:
     Raises UsageError for data that no function here can read.
     """
     if text.rpartition(":")[0].endswith(".py"):
-        return _of_python(text)
+        return _read_python(text)
     if Path(text).is_dir():
         return None
     if Path(text).suffix != ".npz":
@@ -46,11 +46,11 @@ def read_files(
     Raises InputError.
     """
     if path.is_dir():
-        return _of_folder(path, signature, example)
-    return _rows(path, example)
+        return _read_folder(path, signature, example)
+    return _read_rows(path, example)
 
 
-def _of_python(text: str) -> Iterable[Any]:
+def _read_python(text: str) -> Iterable[Any]:
     """Return the data ``path.py:NAME``, or the result of the function there."""
     found = read_object(text)
     if callable(found) and not isinstance(found, Iterable):
@@ -59,7 +59,7 @@ def _of_python(text: str) -> Iterable[Any]:
 
 
 class GuardedSamples:
-    """Samples of the user's code; an exception in it becomes an InputError."""
+    """Samples from the user's code; an exception in it becomes an InputError."""
 
     def __init__(self, data: Any, name: str) -> None:
         self._samples = series_of(data)
@@ -80,6 +80,7 @@ class GuardedSamples:
 
 
 def _guard(call: Callable[[], Any], name: str) -> Any:
+    """Return the result of ``call``. Raises InputError if it fails."""
     try:
         return call()
     except Exception as e:  # code of the user may raise anything
@@ -87,7 +88,7 @@ def _guard(call: Callable[[], Any], name: str) -> Any:
         raise InputError("input-invalid", text) from e
 
 
-def _rows(path: Path, example: Mapping[str, Any]) -> list[Any]:
+def _read_rows(path: Path, example: Mapping[str, Any]) -> list[Any]:
     """Return the rows of the arrays in a ``.npz`` file as samples."""
     arrays = _tensors(path, example)
     sizes = {len(array) if array.dim() else 0 for array in arrays.values()}
@@ -105,10 +106,10 @@ def _rows(path: Path, example: Mapping[str, Any]) -> list[Any]:
 
 
 def _tensors(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> tensor of the inputs that are tensors, and maybe of the label.
+    """Return the arrays of a ``.npz`` file as tensors, by name of input, and the label.
 
-    Unnamed arrays are the inputs in order. A single array for a single input may have
-    any name.
+    Unnamed arrays, ``arr_0`` and so on, are the inputs in order. A single array for a
+    single input may have any name. The label is optional.
     """
     import torch
 
@@ -136,7 +137,7 @@ def _tensors(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(example: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs that are no tensors; all samples have those of the example."""
+    """Return the example's inputs that are no tensors; every sample gets these."""
     import torch
 
     return {
@@ -147,7 +148,7 @@ def _numbers(example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class FileSamples:
-    """A sample for each file, read when it is its turn."""
+    """A sample for each file, which is read only when the iteration reaches it."""
 
     def __init__(self, files: Sequence[Path], read: Callable[[Path], Any]) -> None:
         self.files = files
@@ -160,7 +161,7 @@ class FileSamples:
         return map(self.read, self.files)
 
 
-def _of_folder(
+def _read_folder(
     path: Path, signature: Signature, example: Mapping[str, Any]
 ) -> FileSamples:
     """Return a sample for each picture or ``.npz`` file below a folder.
@@ -173,7 +174,7 @@ def _of_folder(
     files = [file for file in sorted(files) if not _is_hidden(file.relative_to(path))]
     arrays = [file for file in files if file.suffix == ".npz"]
     pictures = [file for file in files if file.suffix.lower() in PICTURES]
-    if bool(arrays) == bool(pictures):
+    if bool(arrays) == bool(pictures):  # both or neither
         has = "both" if arrays else "neither"
         raise InputError(
             "input-invalid",

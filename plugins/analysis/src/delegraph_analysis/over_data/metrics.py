@@ -1,4 +1,4 @@
-"""Metrics of one sample: a number from its outputs, larger if they are better."""
+"""Metrics, which score the outputs of one sample: better outputs get a larger number."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 Metric = Callable[[Any, Any], Any]
 """Takes the outputs of a sample and its label, and returns a number.
 
-The number is larger if the outputs are better. A sample without a label gives the
-outputs of eager PyTorch in its place.
+The number is larger if the outputs are better. If a sample has no label, the metric
+gets the outputs of eager PyTorch in its place.
 """
 
 
@@ -30,7 +30,7 @@ def top1(outputs: Any, expected: Any) -> float:
     ``expected``: a class, a class for each row, or other outputs, such as eager's. A
     row with NaN is wrong. Raises ValueError if the shapes do not fit.
     """
-    scores = pytree.tree_leaves(outputs)[0]
+    scores = pytree.tree_leaves(outputs)[0]  # [..., classes]
     if scores.shape[-1:] in ((), (1,)):
         raise ValueError(f"outputs of the shape {list(scores.shape)} have no classes")
     leaves = [torch.as_tensor(leaf) for leaf in pytree.tree_leaves(expected)]
@@ -45,11 +45,12 @@ def top1(outputs: Any, expected: Any) -> float:
             f" not {wanted.numel()}"
         )
     right = classes.reshape(-1) == wanted.reshape(-1)
-    return float((right & ~scores.isnan().any(-1).reshape(-1)).double().mean())
+    has_nan = scores.isnan().any(-1).reshape(-1)
+    return float((right & ~has_nan).double().mean())
 
 
 NAMED = {"agreement": agreement, "top1": top1}
-"""Metrics that a name chooses."""
+"""Metrics that can be chosen by name."""
 
 
 class ScoredMetric(NamedTuple):

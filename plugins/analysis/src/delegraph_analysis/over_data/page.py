@@ -10,7 +10,7 @@ from ..page.tables import table
 
 
 class Table(NamedTuple):
-    """Cells of text by row, below the heads. ``pictures``: the second column is HTML."""
+    """A table of text. ``pictures``: the second column has HTML instead."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]

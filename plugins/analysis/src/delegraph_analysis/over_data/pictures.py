@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
 from typing import Any
@@ -14,9 +15,9 @@ from torch.utils import _pytree as pytree
 from .samples import Sample
 
 SIDE = 128
-"""The most pixels of a side."""
+"""The largest width and height of an image, in pixels."""
 _SIGNAL = 32
-"""The least length of a signal that is drawn as a curve."""
+"""Shorter signals are not drawn."""
 
 
 def picture_of(sample: Sample) -> str:
@@ -46,8 +47,11 @@ def _scaled(values: Any) -> Any:
 
 
 def _image(values: Any) -> str:
-    """Return an image element of an array [height, width, 1 or 3]."""
-    step = max(1, -(-max(values.shape[:2]) // SIDE))
+    """Return an image element of an array [height, width, 1 or 3].
+
+    Of a large array, it has every second (third, ...) pixel.
+    """
+    step = max(1, math.ceil(max(values.shape[:2]) / SIDE))
     pixels = np.round(255 * _scaled(values[::step, ::step])).astype(np.uint8)
     data = base64.b64encode(_png(pixels)).decode()
     height, width = pixels.shape[:2]
@@ -69,12 +73,17 @@ def _png(pixels: Any) -> bytes:
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
+    """Return a chunk of a PNG file: length, kind, data and checksum."""
     check = zlib.crc32(kind + data)
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", check)
 
 
 def _curve(values: Any) -> str:
-    """Return an SVG with the least and the largest value of each part of a signal."""
+    """Return an SVG of a signal.
+
+    The signal is split into parts, one a pixel: a line connects their largest and least
+    values.
+    """
     parts = np.array_split(_scaled(values), min(2 * SIDE, len(values)))
     points = []
     for x, part in enumerate(parts):

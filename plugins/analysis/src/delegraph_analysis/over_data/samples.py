@@ -69,11 +69,11 @@ class Signature(NamedTuple):
         called = program.module_call_graph[0].signature
         names = (called and called.forward_arg_names) or inputs
         return cls(
-            tuple(names[: arguments.num_children]),
-            tuple(named.context),
-            spec,
-            inputs,
-            tuple(node.meta.get("val") for node in nodes),
+            positional=tuple(names[: arguments.num_children]),
+            keywords=tuple(named.context),
+            spec=spec,
+            inputs=inputs,
+            recorded=tuple(node.meta.get("val") for node in nodes),
         )
 
     def sample(self, given: Any, index: int) -> Sample:
@@ -88,9 +88,10 @@ class Signature(NamedTuple):
         if isinstance(given, Mapping):
             values = dict(given)
             names = (*self.positional, *self.keywords, *self.inputs)
-            key = next((k for k in LABELS if k in values and k not in names), None)
-            if key is not None:
-                label = values.pop(key)
+            for key in LABELS:
+                if key in values and key not in names:
+                    label = values.pop(key)
+                    break
             args, kwargs = self._by_name(values)
         else:
             if isinstance(given, torch.Tensor):
@@ -112,7 +113,10 @@ class Signature(NamedTuple):
         return dict(zip(self.inputs, flat, strict=True))
 
     def _by_name(self, given: dict[str, Any]) -> Any:
-        """Return the arguments of a mapping from names."""
+        """Return (args, kwargs) for a mapping from all arguments, or all tensors in them.
+
+        Raises InputError if other names are given.
+        """
         if set(given) == {*self.positional, *self.keywords}:
             args = tuple(given[name] for name in self.positional)
             return args, {name: given[name] for name in self.keywords}
@@ -122,7 +126,7 @@ class Signature(NamedTuple):
         raise self._misfit(f"it has the keys {', '.join(map(str, given))}")
 
     def _with_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the arguments; inputs that lack a batch have a first size of 1."""
+        """Return (args, kwargs); inputs without the size of the batch get a size of 1."""
         flat = flat_arguments(self.spec, args, kwargs, self.positional)
         for place, recorded in enumerate(self.recorded):
             value = flat[place]
@@ -145,7 +149,7 @@ class Signature(NamedTuple):
 
 
 def takes_one(recorded: Any) -> bool:
-    """Return whether an input is a tensor whose first size can be 1."""
+    """Return whether an exported input is a tensor whose first size can be 1."""
     if not isinstance(recorded, torch.Tensor) or recorded.dim() == 0:
         return False
     size = recorded.shape[0]

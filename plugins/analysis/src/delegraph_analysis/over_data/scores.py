@@ -31,11 +31,11 @@ class SampleScores:
 
     @property
     def loss(self) -> float:
-        """Return how much the worst column is below eager; see ``loss_of``."""
+        """Return how far the worst column is below eager; see ``loss_of``."""
         return max(self.loss_of(k) for k in range(1, len(self.scores)))
 
     def loss_of(self, column: int) -> float:
-        """Return how much one column is below eager.
+        """Return how far one column is below eager.
 
         It is 0 if both are NaN, or the same infinity. It is infinite for NaN on one
         side only.
@@ -68,7 +68,7 @@ class VerificationOverData:
     """The scores of eager PyTorch (the first column) and of other programs, by sample.
 
     ``metric``: its name. ``pictures``: index -> HTML that shows the inputs, for the
-    worst samples.
+    worst samples. ``_pictured``: the samples of ``pictures``, worst first.
     """
 
     columns: tuple[str, ...]
@@ -84,8 +84,9 @@ class VerificationOverData:
         self._pictured = ordered[:WORST]
         if row in self._pictured:
             self.pictures[row.index] = picture()
-        for one in ordered[WORST:]:
-            self.pictures.pop(one.index, None)
+        # drop the picture of a sample that is no longer one of the worst
+        for better in ordered[WORST:]:
+            self.pictures.pop(better.index, None)
 
     def worst(self, count: int = WORST) -> list[SampleScores]:
         """Return the samples with the largest loss of any program, largest first."""
@@ -130,8 +131,8 @@ class VerificationOverData:
     def _column_rows(self) -> list[list[str]]:
         rows = []
         for column in self.summary():
-            figures = f"{column.mean:.6g}", f"{column.loss:.3g}"
-            rows.append([column.name, *figures, str(column.worse), str(column.better)])
+            row = [column.name, f"{column.mean:.6g}", f"{column.loss:.3g}"]
+            rows.append([*row, str(column.worse), str(column.better)])
         return rows
 
     def _worst_rows(self) -> list[list[str]]:
@@ -179,7 +180,8 @@ class VerificationOverData:
 
 
 def _mean(numbers: list[float]) -> float:
-    """Return the mean; NaN for opposite infinities, for which ``fsum`` raises."""
+    """Return the mean; NaN for infinities of both signs."""
+    # not ``math.fsum``, which raises for these
     return sum(numbers) / len(numbers)
 
 

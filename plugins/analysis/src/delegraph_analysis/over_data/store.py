@@ -55,8 +55,8 @@ class OutputStore:
         """Return ``call``, a call of a method of ``lowered``, with its outputs kept.
 
         The returned function takes a sample's outputs from the file. If the file has
-        none, the function calls ``call`` and writes them. Programs and samples that
-        have no safe description are called each time.
+        none, the function calls ``call`` and writes them. If a program or a sample has
+        no safe description, ``call`` runs each time.
         """
         program = lowered.exported_program(method)
         spec = program.call_spec.out_spec
@@ -68,6 +68,7 @@ class OutputStore:
 
         def call_once(sample: Sample) -> Any:
             try:
+                # the index is the random seed of the call: see ``verify_over``
                 given = _describe([sample.index, sample.args, sample.kwargs])
             except _Unknown:
                 return call(sample)
@@ -99,7 +100,7 @@ class OutputStore:
         )
 
     def _execute(self, statement: str, *values: str | bytes) -> list[Any]:
-        """Return the rows of a statement of SQL. Raises WriteError."""
+        """Run a statement of SQL, and return its rows. Raises WriteError."""
         try:
             with closing(sqlite3.connect(self._path, isolation_level=None)) as file:
                 # waiting for the disk takes 30 ms a sample; only a power failure, not
@@ -115,13 +116,13 @@ class OutputStore:
 
 
 class _Unknown(Exception):
-    """There is no description of a value that is sure to change with the value."""
+    """A value has no description that is certain to change with the value."""
 
 
 def _describe(value: Any) -> Any:
-    """Return a value as lists and plain values: their ``repr`` changes with the value.
+    """Return lists and plain values whose ``repr`` is another one for another value.
 
-    Raises _Unknown for an object of another class.
+    Raises _Unknown for an object of a class that is not treated here.
     """
     if isinstance(value, torch.Tensor):
         if why_no_bytes(value) is not None:
@@ -139,7 +140,7 @@ def _describe(value: Any) -> Any:
 
 
 def _describe_program(program: ExportedProgram) -> list[Any]:
-    """Return a description of everything that determines the outputs.
+    """Return a description of everything in a program that determines its outputs.
 
     Raises _Unknown if there is none: a constant has no bytes or is of an unknown class,
     or a backend has no runtime here.
@@ -175,8 +176,10 @@ def _describe_delegate(module: LoweredBackendModule) -> list[Any]:
         raise _Unknown from None
     named_data = module.named_data()
     return [
-        *(runtime.__module__, runtime.__qualname__),
-        *(module.meta.get("producer"), module.meta.get("fingerprint")),
+        runtime.__module__,
+        runtime.__qualname__,
+        module.meta.get("producer"),
+        module.meta.get("fingerprint"),
         [(spec.key, bytes(spec.value)) for spec in module.compile_specs],
         _describe([module.processed_bytes, named_data, module.state_tensors()]),
     ]

@@ -75,12 +75,12 @@ def verify_over(
     first = next(iter(programs.values()))
     chosen = first.chosen_method(method)
     scored = ScoredMetric.of(metric)
-    columns = _references(first, chosen, model)
-    kept = None if store is None else OutputStore(store)
+    columns = _reference_columns(first, chosen, model)
+    output_store = None if store is None else OutputStore(store)
     for name, program in programs.items():
         call: Callable[[Sample], Any] = partial(_call_lowered, program, chosen)
-        if kept is not None:
-            call = kept.remembering(program, chosen, call)
+        if output_store is not None:
+            call = output_store.remembering(program, chosen, call)
         columns.append(Column(name, call))
     names = tuple(column.name for column in columns)
     if len({*names}) != len(names):
@@ -115,7 +115,7 @@ def _samples(data: Iterable[Any], signature: Signature) -> Iterator[Sample]:
 
 @contextmanager
 def _named(work: str) -> Iterator[None]:
-    """Name ``work`` in the errors of a block."""
+    """Add ``work`` to errors from a ``with`` block, such as "sample 3, tosa"."""
     try:
         yield
     except DelegraphError as e:
@@ -126,10 +126,13 @@ def _named(work: str) -> Iterator[None]:
         raise
 
 
-def _references(
+def _reference_columns(
     first: LoweredProgram, method: str, model: Program | None
 ) -> list[Column]:
-    """Return eager PyTorch, then the quantized program if there is one."""
+    """Return the columns before those of lowered programs.
+
+    They are eager PyTorch, or ``model`` and then the quantized program in eager PyTorch.
+    """
 
     def call_eager(sample: Sample) -> Any:
         with call_of_model(method):
@@ -142,22 +145,24 @@ def _references(
         model = model.module(check_guards=False)
     else:
         expect_no_training(model)
-        name = method if _has_own(model, method) else name
+        if _defines(model, method):
+            name = method
     return [
         Column("eager", partial(_call_model, MethodOf(model, name))),
         Column("quantized", call_eager),
     ]
 
 
-def _has_own(model: torch.nn.Module, method: str) -> bool:
-    """Return whether a model has a method that not all modules have."""
-    of_all = getattr(torch.nn.Module, method, None)
-    is_of_all = of_all is not None and getattr(type(model), method) is of_all
-    return hasattr(model, method) and not is_of_all
+def _defines(model: torch.nn.Module, method: str) -> bool:
+    """Return whether a model has a method that is not inherited from Module."""
+    if not hasattr(model, method):
+        return False
+    inherited = getattr(torch.nn.Module, method, None)
+    return inherited is None or getattr(type(model), method) is not inherited
 
 
 class MethodOf(torch.nn.Module):
-    """Calls a method of a model."""
+    """A module that calls a method of a model, for ``functional_call``."""
 
     def __init__(self, model: torch.nn.Module, method: str) -> None:
         super().__init__()
@@ -171,7 +176,7 @@ class MethodOf(torch.nn.Module):
 
 
 def _call_model(model: MethodOf, sample: Sample) -> Any:
-    """Call the model; buffers that it writes are copies."""
+    """Call the model with copies of its buffers, so that it stays in its first state."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     args, kwargs = copy.deepcopy((sample.args, sample.kwargs))
     with call_of_model(model.method), TRACING, torch.no_grad():
@@ -195,9 +200,10 @@ def _scores(
             _named(f"sample {sample.index}, {column.name}"),
             torch.random.fork_rng(devices=[]),
         ):
+            # all columns draw the same numbers, also in a run that continues
             torch.default_generator.manual_seed(sample.index)
             outputs = column.call(sample)
-            if not scores:
+            if not scores:  # the first column is eager
                 expected = outputs
             scores.append(metric.score(outputs, sample.label, expected))
     return tuple(scores)
