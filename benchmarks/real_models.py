@@ -10,17 +10,20 @@ its defaults. The columns of ExecuTorch are those of its own partitioner and qua
 for XNNPACK, so only rows of xnnpack have them. ethosu has no rows in floats. "time": the
 least time of a call, divided by that of the program in "compared with": ExecuTorch's
 file for xnnpack, if there is one, else eager. Both take turns in one process on one
-thread. "kB": the size of the program as a .pte file.
+thread. "kB": the size of the program as a .pte file. ExecuTorch's lowering is stopped
+after 120 CPU seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +35,10 @@ from torch.utils import _pytree as pytree
 from trained_models import MODELS, TrainedModel
 
 BACKENDS = ("tosa", "ethosu", "xnnpack", "openvino", "iree", "onnx")
-SECONDS = 0.5
+SECONDS = 2.0
 """How long two programs take turns."""
+LOWERING_SECONDS = 120
+"""CPU seconds after which ExecuTorch's lowering is stopped."""
 COLUMNS = (
     "model", "precision", "backend", "delegates", "on the host", "score", "eager's",
     "ExecuTorch's", "its delegates", "time", "compared with", "kB",
@@ -189,11 +194,28 @@ def _executorch(model: TrainedModel, precision: str) -> Rival:
         for batch in model.calibration:
             prepared(*batch)
         program = torch.export.export(convert_pt2e(prepared), inputs)
-    edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+    with _limit(LOWERING_SECONDS):
+        edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
     nodes = edge.exported_program().graph.nodes
     delegates = sum("call_delegate" in str(node.target) for node in nodes)
     call = StockRuntime(edge.to_executorch().buffer)
     return Rival(call, delegates, _score(model, call))
+
+
+@contextlib.contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError if the block needs more CPU seconds."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"not lowered after {seconds} CPU seconds")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 class StockRuntime:
