@@ -1,5 +1,6 @@
-"""State: what a program writes, kept by the parent or by a delegate, equals eager over
-several calls.
+"""Programs that write buffers or inputs equal eager over several calls.
+
+The written state is kept by the parent program or by a delegate.
 """
 
 import copy
@@ -23,7 +24,7 @@ aten = torch.ops.aten
 
 
 def tag_buffers(*names):
-    """Tags placeholders without looking, as a careless partitioner does."""
+    """Return a function that tags placeholders by name, without looking at their users."""
 
     def tag(program):
         for node in program.graph.nodes:
@@ -85,9 +86,7 @@ class Indirect(nn.Module):
 
 
 class KVCache(nn.Module):
-    """Keys and values at the positions that the caller gives; ``index`` or slices write
-    them.
-    """
+    """Writes keys and values at given positions, by an index or by slices."""
 
     def __init__(self, indexed=True):
         super().__init__()
@@ -189,10 +188,7 @@ def lower_and_check(partitioner, name, registry):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_kept_by_the_parent(name, registry):
-    """Row test_not_delegate_mutable_buffers: what nobody tags is passed in and stored
-    by the parent.
-    """
+def test_the_parent_keeps_untagged_state(name, registry):
     lowered = lower_and_check(Tagged(lambda n: True, tag_constant_data), name, registry)
     (delegate,) = lowered.delegates
     assert delegate.module.state == ()
@@ -201,8 +197,7 @@ def test_kept_by_the_parent(name, registry):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_untagged_buffers_stay_outside_of_the_delegate(name, registry):
-    """The writes stay on the host; the rest is delegated."""
+def test_writes_on_the_host_equal_eager(name, registry):
     lower_and_check(
         CapabilityPartitioner(lambda n: "no" if "add" in n.name else None, "Keeper"),
         name,
@@ -212,58 +207,49 @@ def test_untagged_buffers_stay_outside_of_the_delegate(name, registry):
 
 @pytest.mark.parametrize("name", OWNED)
 @pytest.mark.parametrize("runtime", ["own", "eager"])
-def test_kept_by_the_delegate(name, runtime, registry):
-    """Rows test_buffer_mutation1, test_buffer_mutation_llama_repro,
-    test_buffer_mutation_unsupported (supported).
-    """
+def test_a_delegate_keeps_tagged_state(name, runtime, registry):
     if runtime == "eager":
         registry = Registry(discover=False)
         registry.register(Keeper)
     partitioner = Tagged(lambda n: True, tag_constant_data, tag_mutated_buffer)
     lowered = lower_and_check(partitioner, name, registry)
-    (delegate,) = lowered.delegates
-    child = delegate.module.original_module
+
+    [delegate] = lowered.delegates
+    signature = delegate.module.original_module.graph_signature
+    written = tuple(signature.buffers_to_mutate.values())
+    kinds = [spec.kind for spec in signature.output_specs]
+    results = [OutputKind.USER_OUTPUT] * len(delegate.outputs)
+    assert delegate.module.state == written
+    # the writes are the first outputs of the delegate's program
+    assert kinds == [OutputKind.BUFFER_MUTATION] * len(written) + results
+
     parent = lowered.exported_program()
-    assert delegate.module.state == tuple(
-        child.graph_signature.buffers_to_mutate.values()
-    )
-    kinds = [spec.kind for spec in child.graph_signature.output_specs]
-    assert kinds == sorted(kinds, key=lambda k: k is not OutputKind.BUFFER_MUTATION), (
-        "mutations come first"
-    )
-    assert len(delegate.outputs) == kinds.count(OutputKind.USER_OUTPUT)
-    passed = {
+    user_inputs = {
         node.name
         for node in parent.graph.nodes
         if node.op == "placeholder" and node.users
     }
-    assert {value.name for value in delegate.inputs} == passed, (
-        "only what the caller passes crosses the border"
-    )
+    assert {value.name for value in delegate.inputs} == user_inputs
     assert parent.graph_signature.buffers_to_mutate == {}
     assert parent.state_dict == {}
     assert parent.constants == {}
-    assert [spec.kind for spec in parent.graph_signature.output_specs] == [
-        OutputKind.USER_OUTPUT
-    ] * len(delegate.outputs)
+    assert [spec.kind for spec in parent.graph_signature.output_specs] == results
 
 
-def test_torchs_own_call_of_a_delegate_with_state(registry):
-    """Row test_buffer_mutation1: ``exported_program().module()`` equals eager, and
-    leaves the user's module alone.
-    """
+def test_the_exported_program_of_a_stateful_delegate_equals_eager(registry):
     module = Accumulate()
     partitioner = Tagged(lambda n: True, tag_constant_data, tag_mutated_buffer)
     lowered = api.lower(
         module.eval(), vector(), backends=[partitioner], registry=registry
     )
+
     assert_equal_over_calls(
         lowered.exported_program().module(check_guards=False), module, vector
     )
     assert module.total.tolist() == [0, 0, 0]
 
 
-def test_methods_and_programs_do_not_share_state(registry):
+def test_methods_of_separate_modules_do_not_share_state(registry):
     partitioner = Tagged(lambda n: True, tag_mutated_buffer)
     methods = {"a": Accumulate().eval(), "b": Accumulate().eval()}
     lowered = api.lower(
@@ -274,15 +260,13 @@ def test_methods_and_programs_do_not_share_state(registry):
     )
     for _ in range(2):
         lowered.method("a")(*vector(1))
+
     torch.testing.assert_close(
         lowered.method("b")(*vector(1)), methods["b"](*vector(1))
     )
 
 
-def test_reader_outside_of_the_partition(registry):
-    """A tagged buffer that somebody else reads, or writes last, is refused, with the
-    names.
-    """
+def test_a_tagged_buffer_with_another_reader_is_refused(registry):
     careless = Tagged(lambda n: n.target is aten.add.Tensor, tag_buffers("b_table"))
     with pytest.raises(
         ContractViolation,
@@ -291,7 +275,7 @@ def test_reader_outside_of_the_partition(registry):
         api.lower(Indirect().eval(), vector(), backends=[careless], registry=registry)
 
 
-def test_last_write_outside_of_the_partition(registry):
+def test_a_tagged_buffer_last_written_outside_is_refused(registry):
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
@@ -303,23 +287,17 @@ def test_last_write_outside_of_the_partition(registry):
             return x + 1
 
     careless = Tagged(lambda n: n.target is aten.add.Tensor, tag_buffers("b_total"))
-    with pytest.raises(
-        ContractViolation,
-        match="b_total.*outside of that partition mul is its last value",
-    ):
+    text = "b_total.*outside of that partition mul is its last value"
+    with pytest.raises(ContractViolation, match=text):
         api.lower(Twice().eval(), vector(), backends=[careless], registry=registry)
-    lowered = api.lower(
-        Twice().eval(),
-        vector(),
-        backends=[Tagged(careless.take, tag_mutated_buffer)],
-        registry=registry,
-    )
+
+    careful = Tagged(careless.take, tag_mutated_buffer)
+    lowered = api.lower(Twice().eval(), vector(), backends=[careful], registry=registry)
     assert lowered.delegates[0].module.state == ()
     assert_equal_over_calls(lowered, Twice(), vector)
 
 
-def test_tagged_input_is_refused(registry):
-    """Row test_bad_partitioner_tagged_model_input, for an input that is written."""
+def test_a_tagged_input_that_is_written_is_refused(registry):
     with pytest.raises(
         RuntimeError,
         match="placeholder node for non-params, non-buffer, and non-tensor constants",
@@ -332,11 +310,11 @@ def test_tagged_input_is_refused(registry):
         )
 
 
-@pytest.mark.parametrize("tag", [tag_constant_data, tag_mutated_buffer])
-def test_tagging_sees_indirect_writes(tag):
-    """Rows test_tag_constant_data_detects_indirect_buffer_mutation and
-    test_tag_mutated_buffer_...: the write is no direct user of the buffer.
-    """
+@pytest.mark.parametrize(
+    ("tag", "expected"), [(tag_constant_data, set()), (tag_mutated_buffer, {"b_table"})]
+)
+def test_tagging_sees_indirect_writes(tag, expected):
+    """The write goes through views, so it is no direct user of the buffer."""
     program, _ = normalize(torch.export.export(Indirect(), vector()))
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -347,10 +325,11 @@ def test_tagging_sees_indirect_writes(tag):
         for node in program.graph.nodes
         if node.op == "placeholder" and "delegation_tag" in node.meta
     }
-    assert tagged == (set() if tag is tag_constant_data else {"b_table"})
+
+    assert tagged == expected
 
 
-def test_constant_of_two_partitions_is_tagged_for_both():
+def test_a_constant_of_two_partitions_gets_both_tags():
     program, _ = normalize(torch.export.export(Accumulate(), vector()))
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     scale = next(node for node in program.graph.nodes if node.name == "b_scale")
@@ -360,13 +339,14 @@ def test_constant_of_two_partitions_is_tagged_for_both():
         node.meta["delegation_tag"] = f"t{k}"
     tag_constant_data(program)
     assert scale.meta["delegation_tag"] == ("t1", "t2")
+
     tag_mutated_buffer(program)
     total = next(node for node in program.graph.nodes if node.name == "b_total")
     assert total.meta["delegation_tag"] == "t0"
 
 
-def test_batch_norm_in_training():
-    """The hidden write of running statistics, and ``num_batches_tracked += 1``."""
+def test_batch_norm_in_training_updates_its_statistics():
+    """Training writes the running statistics and counts the batches."""
     module = nn.Sequential(
         nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True)
     ).train()
@@ -377,18 +357,18 @@ def test_batch_norm_in_training():
 
     program, notes = normalize(torch.export.export(copy.deepcopy(module), inputs()))
     assert notes == []
+
     written = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert set(program.graph_signature.buffers_to_mutate.values()) == written
+
     ours = Executable(program, None)
     assert_equal_over_calls(ours, module, inputs, calls=3)
     assert ours._state["1.num_batches_tracked"] == 3
 
 
 @pytest.mark.parametrize("affine", [False, True])
-def test_instance_norm_in_training(affine):
-    """As batch norm, whose functional form it is made of: the statistics are means over
-    the samples.
-    """
+def test_instance_norm_in_training_updates_its_statistics(affine):
+    """Its functional form is a batch norm with statistics averaged over the samples."""
     module = nn.InstanceNorm2d(3, affine=affine, track_running_stats=True).train()
 
     def inputs(k=0):
@@ -421,38 +401,30 @@ def two_vectors(k=0):
 
 
 @pytest.mark.parametrize(
-    ("tags", "passed"),
-    [((), 5), ((tag_constant_data,), 2), ((tag_buffers("p_weight"),), 4)],
-    ids=[
-        "test_partitioner_not_tag_data",
-        "test_partitioner_tag_data",
-        "test_partitioner_tag_only_params",
-    ],
+    ("tag_data", "moved"),
+    [((), 0), ((tag_constant_data,), 3), ((tag_buffers("p_weight"),), 1)],
+    ids=["nothing", "all_constants", "the_parameter"],
 )
-def test_tagged_data_goes_to_its_partition(tags, passed, registry):
-    """Rows of those names: what is untagged stays with the parent and is passed; what
-    is tagged moves.
-    """
+def test_tagged_data_move_into_the_delegate(tag_data, moved, registry):
     lowered = api.lower(
         Data().eval(),
         two_vectors(),
-        backends=[Tagged(lambda n: True, *tags)],
+        backends=[Tagged(lambda n: True, *tag_data)],
         registry=registry,
     )
-    assert_equal_over_calls(lowered, Data(), two_vectors)
-    (delegate,) = lowered.delegates
+
+    [delegate] = lowered.delegates
     child = delegate.module.original_module
     parent = lowered.exported_program()
-    held = [len({*p.state_dict, *p.constants}) for p in (child, parent)]
-    assert len(delegate.inputs) == passed
-    assert held == [5 - passed, passed - 2]
+    kept = 3 - moved  # of the parameter, the buffer and the constant
+
+    assert_equal_over_calls(lowered, Data(), two_vectors)
+    assert len({*child.state_dict, *child.constants}) == moved
+    assert len({*parent.state_dict, *parent.constants}) == kept
+    assert len(delegate.inputs) == 2 + kept, "x, y and the data of the parent"
 
 
-def test_partitions_with_a_buffer_each(registry):
-    """Row test_partitioner_with_attributes: two buffers, one in each delegate, which
-    gets only the user's input.
-    """
-
+def test_two_delegates_each_keep_a_buffer(registry):
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -479,6 +451,7 @@ def test_partitions_with_a_buffer_each(registry):
     )
     assert_equal_over_calls(lowered, Two(), vector)
     assert [delegate.module.state for delegate in lowered.delegates] == [("a",), ("b",)]
+
     for delegate in lowered.delegates:
         nodes = [
             node
@@ -491,9 +464,7 @@ def test_partitions_with_a_buffer_each(registry):
 
 
 def test_mutations_come_before_user_outputs(registry):
-    """Row test_arrange_graph_outputs: the first value that leaves is computed before
-    the write.
-    """
+    """In the program, the first user output is computed before the write."""
 
     class Between(nn.Module):
         def __init__(self):
@@ -510,19 +481,23 @@ def test_mutations_come_before_user_outputs(registry):
         Between().eval(), vector(), backends=[partitioner], registry=registry
     )
     assert_equal_over_calls(lowered, Between(), vector)
+
     specs = lowered.delegates[0].module.original_module.graph_signature.output_specs
     assert [s.kind for s in specs] == [
         OutputKind.BUFFER_MUTATION,
         OutputKind.USER_OUTPUT,
         OutputKind.USER_OUTPUT,
     ]
+
     graph = lowered.exported_program().graph
     indices = [node.args[1] for node in graph.nodes if node.target is operator.getitem]
     assert indices == [0, 1]
 
 
 def test_a_note_names_methods_that_share_a_written_buffer(registry):
-    """Eager would give x + 2 and x + 1; each lowered method counts by itself."""
+    """In eager, ``read`` would see the buffer that ``step`` wrote. Lowered methods have
+    separate state.
+    """
     shared = Accumulate().eval()
 
     class Reader(nn.Module):
@@ -537,14 +512,18 @@ def test_a_note_names_methods_that_share_a_written_buffer(registry):
     lowered = api.lower(
         methods, {"step": vector(1), "read": vector()}, backends=[], registry=registry
     )
+
     note = (
         "total is used by step, read and written by step: no method sees what another"
         " writes"
     )
     assert lowered.report.notes == [note]
+
     lowered.method("step")(*vector(1))
     torch.testing.assert_close(lowered.method("read")(*vector()), vector()[0])
-    apart = {"step": Accumulate().eval(), "read": Reader().eval()}
-    assert not api.lower(
-        apart, {"step": vector(1), "read": vector()}, backends=[], registry=registry
-    ).report.notes
+
+    separate = {"step": Accumulate().eval(), "read": Reader().eval()}
+    lowered = api.lower(
+        separate, {"step": vector(1), "read": vector()}, backends=[], registry=registry
+    )
+    assert not lowered.report.notes

@@ -1,6 +1,4 @@
-"""What only checks something is no refusal, makes no delegate, and is checked where the
-host has the value.
-"""
+"""Calls that only check values are not refused operators, and make no delegate."""
 
 import delegraph.api as api
 import pytest
@@ -13,8 +11,9 @@ X = torch.linspace(0.1, 1, 6).reshape(2, 3)
 
 
 class Checked(nn.Module):
-    """Checks an input, a value between two calls, one of the host, and a result; what
-    is bounded is a buffer.
+    """Checks an input, a value between two calls, a value of the host, and a result.
+
+    ``bound`` is a buffer.
     """
 
     def __init__(self):
@@ -46,25 +45,27 @@ def lower(
     )
 
 
-def test_checks_are_no_refusals_and_split_no_delegate(echo_registry):
+def test_checks_do_not_split_delegates(echo_registry):
     lowered = lower(echo_registry, Checked(), X)
     assert lowered.report.host == {"forward": {"aten.tanh.default": 1}}
-    assert [
-        (len(delegate.module.inputs), len(delegate.module.outputs))
-        for delegate in lowered.delegates
-    ] == [
-        (1, 1),
-        (1, 1),
-    ]
-    assert [set(row.operators) for row in lowered.report.delegates] == [
-        {"aten.mul.Tensor", "aten.add.Tensor"}, {"aten.mul.Tensor"}
-    ]  # fmt: skip
-    (note,) = [n for n in lowered.report.notes if "dropped" in n]
+
+    before_tanh, after_tanh = lowered.report.delegates
+    assert set(before_tanh.operators) == {"aten.mul.Tensor", "aten.add.Tensor"}
+    assert set(after_tanh.operators) == {"aten.mul.Tensor"}
+
+    for delegate in lowered.delegates:
+        assert len(delegate.module.inputs) == 1
+        assert len(delegate.module.outputs) == 1
+    assert lowered.verify(X).relative_error == 0
+
+
+def test_a_note_names_checks_inside_of_delegates(echo_registry):
+    lowered = lower(echo_registry, Checked(), X)
+    [note] = [n for n in lowered.report.notes if "dropped" in n]
     assert note.startswith(
         "forward: 1 check of values inside of delegates dropped, first at "
     )
     assert 'torch._assert_async((y < 1e6).all(), "between")' in note
-    assert lowered.verify(X).relative_error == 0
 
 
 class TwiceChecked(nn.Module):
@@ -75,7 +76,7 @@ class TwiceChecked(nn.Module):
         return y * 2
 
 
-def test_a_check_of_no_known_line_hides_no_other(echo_registry):
+def test_the_note_skips_checks_without_a_line(echo_registry):
     program = torch.export.export(TwiceChecked(), (X,))
     first = next(node for node in program.graph.nodes if "_assert" in str(node.target))
     for key in ("stack_trace", "from_node"):
@@ -83,6 +84,7 @@ def test_a_check_of_no_known_line_hides_no_other(echo_registry):
     partitioner = CapabilityPartitioner(lambda n: None, "EchoBackend")
     lowered = api.lower(program, backends=[partitioner], registry=echo_registry)
     (note,) = [n for n in lowered.report.notes if "dropped" in n]
+
     assert "2 checks" in note
     assert '"second")' in note
     assert "None" not in note
@@ -93,7 +95,7 @@ def test_a_check_of_no_known_line_hides_no_other(echo_registry):
     [(X * 1000, "Runtime|input"), (X * 40, "result")],
     ids=["input", "result"],
 )
-def test_checks_of_values_run_at_run_time(echo_registry, x, said):
+def test_checks_of_inputs_and_results_still_run(echo_registry, x, said):
     with pytest.raises(RuntimeError, match=said):
         Checked()(x)
     with pytest.raises(RuntimeError, match=said):
@@ -107,7 +109,7 @@ class Unused(nn.Module):
         return y
 
 
-def test_calls_that_only_feed_checks_are_no_refusals(echo_registry):
+def test_calls_that_only_feed_checks_are_not_refused(echo_registry):
     lowered = lower(echo_registry, Unused(), X, refused=("item",), require_full=True)
     assert lowered.report.host_operators == 0
     assert not lowered.report.notes
@@ -125,7 +127,7 @@ class Branches(nn.Module):
         return torch.cond(x.sum() > 0, small, lambda v: v - 1, (x,))
 
 
-def test_checks_in_branches_are_no_refusals(echo_registry):
+def test_checks_in_branches_are_not_refused(echo_registry):
     lowered = lower(echo_registry, Branches(), X, refused=("cond", "assert"))
     assert "aten._assert_async.msg" not in lowered.report.host["forward"]
     assert lowered.verify(X).relative_error == 0
@@ -133,7 +135,7 @@ def test_checks_in_branches_are_no_refusals(echo_registry):
         lowered(X * 100)
 
 
-def test_program_of_only_checks_runs_on_the_host(echo_registry):
+def test_a_program_of_only_checks_runs_on_the_host(echo_registry):
     class Alone(nn.Module):
         def forward(self, x):
             torch._assert_async((x < 5).all(), "alone")
@@ -146,7 +148,7 @@ def test_program_of_only_checks_runs_on_the_host(echo_registry):
         lowered(X * 100)
 
 
-def test_writing_or_random_calls_are_no_checks(echo_registry):
+def test_random_calls_with_unused_results_are_reported(echo_registry):
     class Acts(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,6 +1,4 @@
-"""Compilers: what ``delegraph.lower(compiler=...)`` takes, and which one it takes by
-itself.
-"""
+"""Tests of ``delegraph.lower(compiler=...)`` and of the default compiler."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class Steps(torch.nn.Module):
 
 
 class Here:
-    """A compiler, and its session, that compiles here; subclasses do something else."""
+    """A compiler that compiles in this process. It is its own session."""
 
     def __init__(self):
         self.requests = []
@@ -135,7 +133,7 @@ def test_partitions_that_a_compiler_refuses_stay_on_the_host(registry):
     assert "add" in str(result.exported_program().graph)
 
 
-def test_a_compiler_that_leaves_requests_out_breaks_its_contract(registry):
+def test_a_compiler_must_answer_every_request(registry):
     with pytest.raises(
         ContractViolation, match="AnsweringOne returned 1 answers for 2 requests"
     ):
@@ -143,7 +141,7 @@ def test_a_compiler_that_leaves_requests_out_breaks_its_contract(registry):
 
 
 @pytest.mark.parametrize("wrong", ["process", 3, Here])
-def test_something_else_is_no_compiler(registry, wrong):
+def test_objects_without_a_session_are_refused(registry, wrong):
     with pytest.raises(
         OptionError, match="compiler is an object with a method session"
     ):
@@ -168,7 +166,9 @@ def test_extract_gives_a_fresh_program_each_time(registry):
     )
 
 
-def test_an_entry_point_without_a_report_raises_a_refusal(registry):
+def test_to_backend_raises_a_refusal_of_the_compiler(registry):
+    """It returns no report that could list the refusal."""
+
     class TextBackend(BackendDetails):
         @staticmethod
         def preprocess(edge_program, compile_specs):
@@ -185,7 +185,7 @@ def test_an_entry_point_without_a_report_raises_a_refusal(registry):
 
 @pytest.fixture
 def no_compilers(monkeypatch):
-    """No distribution declares a compiler."""
+    """Let no distribution declare a compiler."""
     monkeypatch.setattr(Registry, "declared", lambda self, kind: [])
 
 
@@ -198,6 +198,7 @@ def test_a_note_mentions_a_cache_without_its_compiler(
         "the cache of DELEGRAPH_CACHE comes with delegraph-workers, which is not"
         " installed"
     )
+
     assert f"{note}: pip install delegraph-workers" in result.report.notes
     assert len(result.delegates) == 2
     assert not (tmp_path / "kept").exists()
@@ -226,7 +227,7 @@ def test_an_isolated_backend_needs_a_compiler_that_isolates(no_compilers):
 
 
 class OffersCompiler:
-    """A plugin whose compiler is the default."""
+    """A plugin that declares the default compiler."""
 
     made = None
 
@@ -248,9 +249,7 @@ def test_the_default_compiler_gets_isolated_backends(monkeypatch):
     assert OffersCompiler.made.open == 0
 
 
-def test_the_default_compiler_keeps_results_if_the_variable_is_set(
-    registry, monkeypatch
-):
+def test_the_default_compiler_is_used_if_a_cache_is_set(registry, monkeypatch):
     registry.register(OffersCompiler())
     OffersCompiler.made = None
     lower_steps(registry)
@@ -272,7 +271,9 @@ def declarations_of(*owners, target="make_here"):
 
 
 def parser_with_flags(monkeypatch, *owners):
-    """A parser with the flags of compilers, and what ``chosen_compiler`` got."""
+    """Return a parser with the flags of compilers, and the dict of options it will
+    fill.
+    """
     actual = {}
 
     class Found(Registry):

@@ -1,6 +1,4 @@
-"""What a backend returns is checked without writing its bytes as text, of which there
-may be gigabytes.
-"""
+"""Errors about results of a backend never print its bytes, which may be gigabytes."""
 
 import pytest
 from delegraph.backend import PreprocessResult
@@ -13,7 +11,7 @@ class Bytes(bytes):
         raise AssertionError("all bytes of a blob as text")
 
 
-def test_results_are_counted_and_not_written_as_text():
+def test_an_error_counts_results_without_printing_them():
     results = [PreprocessResult(Bytes(b"1")), PreprocessResult(Bytes(b"2"))]
     assert (
         flat_results(
@@ -28,7 +26,7 @@ def test_results_are_counted_and_not_written_as_text():
         flat_results("Acme", {"a": ["p"]}, {"a": results})
 
 
-def test_object_that_is_no_mapping_is_named():
+def test_a_list_instead_of_a_dict_is_named():
     with pytest.raises(
         ContractViolation,
         match=r"Acme.preprocess_multimethod returned \[1\] results for each method",

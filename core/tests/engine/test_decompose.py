@@ -1,5 +1,6 @@
-"""Decomposer on demand: what is kept, what is taken apart, what the host gets, and that
-values stay the same.
+"""Operators are decomposed on demand: until a backend supports the pieces.
+
+Results stay the same, and the host keeps the operators of the model.
 """
 
 import copy
@@ -32,15 +33,15 @@ F = nn.functional
 
 
 def partitioner_for(*operators):
-    """A partitioner whose backend knows these operators and no others."""
+    """Return a partitioner whose backend supports only these operators."""
     return CapabilityPartitioner(
         lambda n: None if n.target in operators else "unknown operator", "EchoBackend"
     )
 
 
 class Tags(Partitioner):
-    """Tags calls of ``tagged`` and asks to keep ``kept`` whole; it cannot be asked
-    about single calls.
+    """Tags the calls of ``tagged`` and keeps ``kept`` whole. It has no check for single
+    calls.
     """
 
     def __init__(self, tagged, kept=(), wanted=None):
@@ -95,8 +96,8 @@ def lower_and_verify(module, inputs, backends, registry, **options):
 
 
 def difference_from_eager(program, module, inputs):
-    """Of what a program in core ATen computes from eager, relative to the largest
-    value.
+    """Return the largest difference of a core ATen program from eager, relative to the
+    largest value.
     """
     with torch.no_grad():
         given, expected = (
@@ -116,7 +117,7 @@ def operators_by_delegate(made):
     return [dict(delegate.operators) for delegate in made.report.delegates]
 
 
-def test_operators_that_the_backend_keeps_stay_whole(registry):
+def test_supported_operators_stay_whole(registry):
     lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
@@ -126,8 +127,8 @@ def test_operators_that_the_backend_keeps_stay_whole(registry):
     assert operators_by_delegate(lowered) == [{"aten.linear.default": 1}] * 2
 
 
-def test_calls_are_decomposed_until_they_are_taken(registry):
-    """linear is refused; its pieces contain addmm, which is not."""
+def test_refused_calls_are_decomposed_into_supported_pieces(registry):
+    """linear is refused. One of its pieces is addmm, which is supported."""
     lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
@@ -137,10 +138,8 @@ def test_calls_are_decomposed_until_they_are_taken(registry):
     assert operators_by_delegate(lowered) == [{"aten.addmm.default": 1}] * 2
 
 
-def test_a_piece_inside_a_piece_is_taken(registry):
-    """softplus, a piece of mish that has a decomposition of its own, stays whole for
-    who wants it.
-    """
+def test_pieces_of_pieces_are_delegated(registry):
+    """mish contains softplus, which contains log1p."""
 
     class Mish(nn.Module):
         def forward(self, x):
@@ -151,6 +150,7 @@ def test_a_piece_inside_a_piece_is_taken(registry):
         Mish(), (x,), [partitioner_for(aten.softplus.default)], registry
     )
     assert operators_by_delegate(lowered) == [{"aten.softplus.default": 1}]
+
     lowered = lower_and_verify(
         Mish(), (x,), [partitioner_for(aten.log1p.default)], registry
     )
@@ -160,7 +160,7 @@ def test_a_piece_inside_a_piece_is_taken(registry):
 
 
 class Recurrent(nn.Module):
-    """Composites, which torch opens before a tracer sees what they are made of."""
+    """An LSTM and a GRU. torch decomposes both before a tracer sees their pieces."""
 
     def __init__(self):
         super().__init__()
@@ -173,21 +173,23 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("asks", [False, True], ids=["tags", "can be asked"])
-def test_a_composite_inside_a_composite_is_taken(asks, registry, no_folding):
-    """Over three steps each of the two is four linear layers."""
+def test_linear_layers_of_recurrent_layers_are_delegated(asks, registry, no_folding):
+    """Each recurrent layer has four linear layers over three steps."""
     linear = aten.linear.default
     backend = partitioner_for(linear) if asks else Tags([linear], kept=[linear])
     lowered = lower_and_verify(
         Recurrent(), (torch.randn(3, 2, 4),), [backend], registry
     )
-    assert sum((Counter(c) for c in operators_by_delegate(lowered)), Counter()) == {
-        "aten.linear.default": 8
-    }
+    delegated = Counter()
+    for operators in operators_by_delegate(lowered):
+        delegated.update(operators)
+
+    assert delegated == {"aten.linear.default": 8}
 
 
-def test_an_unwanted_composite_inside_a_composite(registry, no_folding):
-    """It wants the layers that see all of the three steps at once, one in each of the
-    two.
+def test_a_filter_selects_linear_layers_of_recurrent_layers(registry, no_folding):
+    """The filter accepts the layer that sees all three steps at once: one for each
+    recurrent layer.
     """
     linear = aten.linear.default
     backend = Tags(
@@ -197,12 +199,13 @@ def test_an_unwanted_composite_inside_a_composite(registry, no_folding):
         Recurrent(), (torch.randn(3, 2, 4),), [backend], registry
     )
     left = Counter(call_targets(lowered.exported_program()))
+
     assert len(lowered.delegates) == 2
     assert left[linear] == 0
     assert left[aten.addmm.default] == 6
 
 
-def test_nothing_is_traced_where_everything_is_taken(registry, monkeypatch):
+def test_nothing_is_traced_if_all_calls_are_supported(registry, monkeypatch):
     monkeypatch.setattr(trace.Tracer, "decompose", lambda *_: pytest.fail("traced"))
     everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
     lowered = api.lower(
@@ -211,6 +214,7 @@ def test_nothing_is_traced_where_everything_is_taken(registry, monkeypatch):
         backends=[everything],
         registry=registry,
     )
+
     assert lowered.report.host_operators == 0
 
 
@@ -228,13 +232,17 @@ def test_the_program_is_never_retraced_as_a_whole(registry, monkeypatch):
 def test_equal_layers_are_traced_once(registry, monkeypatch):
     traced = record_traces(monkeypatch)
     lower_and_verify(Block(1), (torch.randn(2, 4, 8),), [], registry)
-    one = len(traced)
+    for_one_layer = len(traced)
+    traced.clear()
+
     lower_and_verify(Block(6), (torch.randn(2, 4, 8),), [], registry)
-    assert len(traced) == 2 * one > 0
+
+    assert for_one_layer > 0
+    assert len(traced) == for_one_layer
 
 
 def record_traces(monkeypatch):
-    """The operators that are traced from now on, in a list that grows."""
+    """Return a list to which each traced operator is added from now on."""
     traced = []
     run = trace._trace
 
@@ -247,9 +255,7 @@ def record_traces(monkeypatch):
 
 
 class Mixed(nn.Module):
-    """Operators that take several steps to core ATen, some of them with several
-    results.
-    """
+    """Operators with decompositions of several steps, some with several results."""
 
     def __init__(self):
         super().__init__()
@@ -272,10 +278,11 @@ class Mixed(nn.Module):
         )
 
 
-def test_the_host_gets_core_aten_that_computes_the_same(registry):
+def test_core_program_is_core_aten_and_equals_eager(registry):
     inputs = (torch.randn(2, 4, 8),)
     lowered = lower_and_verify(Mixed(), inputs, [], registry)
     program = lowered.core_program()
+
     assert not [target for target in call_targets(program) if to_core(target)]
     for actual, expected in zip(
         program.module()(*inputs), lowered(*inputs), strict=True
@@ -285,15 +292,20 @@ def test_the_host_gets_core_aten_that_computes_the_same(registry):
 
 def test_a_kept_operator_stays_whole_inside_of_another():
     program = torch.export.export(Block().eval(), (torch.randn(2, 4, 8),))
-    finished = [
-        in_core_aten(normalize(program)[0], kept) for kept in ([], [aten.t.default])
-    ]
-    assert [aten.t.default in call_targets(p) for p in finished] == [False, True]
-    assert not any(aten.linear.default in call_targets(p) for p in finished)
+
+    decomposed = call_targets(in_core_aten(normalize(program)[0], []))
+    keeping_t = call_targets(in_core_aten(normalize(program)[0], [aten.t.default]))
+
+    assert aten.t.default not in decomposed
+    assert aten.t.default in keeping_t
+    assert aten.linear.default not in decomposed
+    assert aten.linear.default not in keeping_t
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_calls_on_sparse_tensors_are_distinguished_without_strides(registry):
+def test_calls_on_sparse_tensors_are_decomposed(registry):
+    """Sparse tensors have no strides, by which equal calls are otherwise found."""
+
     class Sparse(nn.Module):
         def forward(self, a, b):
             return F.linear(torch.sparse.mm(a, b), b)
@@ -303,10 +315,11 @@ def test_calls_on_sparse_tensors_are_distinguished_without_strides(registry):
     lowered = api.lower(
         torch.export.export(Sparse(), (a, b)), backends=[], registry=registry
     )
+
     assert torch.equal(lowered(a, b), F.linear(b, b))
 
 
-def test_signatures_tell_types_and_arguments_apart():
+def test_calls_with_different_types_have_different_signatures():
     class Clamped(nn.Module):
         def forward(self, x):
             return (
@@ -319,7 +332,11 @@ def test_signatures_tell_types_and_arguments_apart():
 
     program = torch.export.export(Clamped().eval(), (torch.randn(3, 3),))
     calls = [node for node in program.graph.nodes if "clamp" in node.name]
-    assert len({trace.Tracer().signature(n) for n in calls}) == 4
+    signatures = [trace.Tracer().signature(node) for node in calls]
+    *different, repeated = signatures
+
+    assert len(set(different)) == 4
+    assert repeated == signatures[0]
 
 
 def test_pieces_keep_debug_handle_and_source(registry):
@@ -334,6 +351,7 @@ def test_pieces_keep_debug_handle_and_source(registry):
         node for node in program.graph.nodes if node.target is aten.linear.default
     ]
     pieces = [n for d in lowered.delegates for n in d.nodes]
+
     assert [p.meta["debug_handle"] for p in pieces] == [
         n.meta["debug_handle"] for n in linear
     ]
@@ -344,27 +362,25 @@ def test_pieces_keep_debug_handle_and_source(registry):
 
 
 def test_host_calls_the_operators_of_the_model(registry):
-    """Also where a partitioner that only tags, for which all was decomposed, takes
-    nothing of a call.
+    """A partitioner that only tags gets a decomposed program. Calls it leaves become
+    whole again.
     """
     x = torch.randn(2, 4, 8)
     whole = lower_and_verify(Block(), (x,), [], registry).report.host
     tagged = lower_and_verify(Block(), (x,), [Tags((aten.bmm.default,))], registry)
-    assert (
-        whole["forward"]["aten.linear.default"]
-        == tagged.report.host["forward"]["aten.linear.default"]
-        == 2
-    )
+    assert whole["forward"]["aten.linear.default"] == 2
+    assert tagged.report.host["forward"]["aten.linear.default"] == 2
     assert tagged.report.host["forward"]["aten.silu.default"] == 1
     assert len(tagged.delegates) == 2
     assert aten.addmm.default not in call_targets(tagged.exported_program())
+
     rows = {refusal.operator: refusal.reason for refusal in tagged.report.refusals}
     assert rows["aten.linear.default"]
     assert rows["aten.silu.default"] == "not tagged by its partitioner"
 
 
-def test_infinities_and_overflows_are_those_of_eager(registry):
-    """What is decomposed differs: squares of large numbers overflow, and 0 times
+def test_infinities_and_overflows_stay_as_in_eager(registry):
+    """Decompositions may differ: squares of large numbers overflow, and 0 times
     infinity is NaN.
     """
 
@@ -388,12 +404,12 @@ def test_infinities_and_overflows_are_those_of_eager(registry):
                 assert torch.equal(ours.nan_to_num(7), eager.nan_to_num(7))
 
 
-def test_core_aten_on_request(registry):
-    """What torch's own pass leaves, node by node instead of for the whole graph."""
+def test_core_program_has_the_operators_of_torchs_decomposition(registry):
     x = torch.randn(2, 4, 8)
     lowered = lower_and_verify(Block(), (x,), [], registry)
     judged = torch.export.export(Block().eval(), (x,)).run_decompositions()
     left = set(call_targets(lowered.core_program()))
+
     assert not any(to_core(t) for t in left)
     assert left - set(call_targets(judged)) <= {
         aten._to_copy.default,
@@ -412,6 +428,7 @@ def test_refusals_name_the_part_and_its_composite_operator(registry):
         Block(), (torch.randn(2, 4, 8),), [partitioner_for(aten.bmm.default)], registry
     )
     rows = {(refusal.operator, refusal.reason) for refusal in lowered.report.refusals}
+
     assert (
         "aten._softmax.default",
         "unknown operator (part of aten.scaled_dot_product_attention.default)",
@@ -427,7 +444,7 @@ def test_refusals_name_the_part_and_its_composite_operator(registry):
     )
 
 
-def test_partition_of_only_views_is_no_delegate(registry):
+def test_a_partition_of_only_views_makes_no_delegate(registry):
     lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
@@ -437,8 +454,8 @@ def test_partition_of_only_views_is_no_delegate(registry):
     assert lowered.delegates == []
 
 
-def test_core_operators_are_opened_only_for_who_takes_all(registry):
-    """native_layer_norm is core ATen: apart on the host it would only be slower."""
+def test_core_operators_are_decomposed_only_if_all_pieces_are_supported(registry):
+    """native_layer_norm is core ATen. Its pieces would only be slower on the host."""
 
     class Norm(nn.Module):
         def forward(self, x):
@@ -461,6 +478,7 @@ def test_core_operators_are_opened_only_for_who_takes_all(registry):
     assert call_targets(some.core_program(keep=[aten.layer_norm.default])) == [
         aten.layer_norm.default
     ]
+
     every = lower_and_verify(
         Norm(), (x,), [partitioner_for(*pieces, aten.rsqrt.default)], registry
     )
@@ -483,6 +501,7 @@ def test_later_backend_keeps_operators_refused_by_the_first(registry):
     ]
     assert len(whole) == 2
     assert {"aten.bmm.default": 1} in operators_by_delegate(lowered)
+
     swapped = [
         partitioner_for(aten.linear.default),
         partitioner_for(aten.addmm.default, aten.bmm.default),
@@ -503,6 +522,7 @@ def test_tagging_partitioner_keeps_the_operators_it_names(registry):
     assert aten.silu.default not in keeps.seen[0], (
         "it is asked about core ATen otherwise"
     )
+
     lowered = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [Tags(both)], registry)
     assert operators_by_delegate(lowered) == [{"aten.addmm.default": 1}] * 2
 
@@ -514,19 +534,21 @@ def test_the_filter_decides_for_each_call(registry):
         wanted=lambda n: n.meta["val"].shape[-1] == 24,
     )
     lowered = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [first], registry)
+
     assert operators_by_delegate(lowered) == [
         {"aten.linear.default": 1},
         {"aten.addmm.default": 1},
     ]
 
 
-def test_kept_operator_without_a_backend_stays_whole(registry):
+def test_kept_operators_without_a_delegate_stay_whole(registry):
     lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
         [Tags((), kept=[aten.linear.default])],
         registry,
     )
+
     assert lowered.report.host["forward"]["aten.linear.default"] == 2
     assert aten.addmm.default in call_targets(lowered.core_program())
 
@@ -537,6 +559,7 @@ def test_a_second_tagging_partitioner_gets_its_kept_operators(registry):
     lowered = lower_and_verify(
         Block(), (torch.randn(2, 4, 8),), [first, second], registry
     )
+
     assert (
         operators_by_delegate(lowered)
         == [{"aten.bmm.default": 1}] * 2 + [{"aten.linear.default": 1}] * 2
@@ -554,6 +577,7 @@ def test_random_and_data_dependent_operators_are_not_decomposed():
     )
     before = [t for t in call_targets(program) if not to_core(t)]
     after = call_targets(in_core_aten(program))
+
     assert [t for t in before if t not in after] == []
     for op in (
         aten.item.default,
@@ -573,6 +597,7 @@ def test_attention_with_dropout_stays_whole(registry):
     lowered = api.lower(
         Dropped().eval(), (torch.randn(1, 2, 4, 8),), backends=[], registry=registry
     )
+
     assert lowered.report.host == {
         "forward": {"aten.scaled_dot_product_attention.default": 1}
     }
@@ -599,6 +624,7 @@ def test_decomposition_keeps_symbolic_sizes(registry):
         )
         == 4
     )
+
     for size in (3, 17):
         assert lowered.verify(torch.randn(size, 4, 8)).relative_error < 1e-6
     assert not any(to_core(t) for t in call_targets(lowered.core_program()))
@@ -617,6 +643,7 @@ def test_a_recurrent_layer_reaches_core_aten(registry):
     assert lowered.report.host == {
         "forward": {"aten.lstm.input": 1, "aten.zeros.default": 2}
     }
+
     names = [
         str(t)
         for t in call_targets(lowered.core_program())
@@ -670,7 +697,7 @@ OPERATORS = {
 
 
 def test_equally_decomposed_operands_stay_separate(registry):
-    """As the heads of attention are: the pieces of their transposes share their
+    """The heads of attention are such operands: pieces of their transposes share
     recorded values.
     """
 
@@ -682,6 +709,7 @@ def test_equally_decomposed_operands_stay_separate(registry):
     inputs = tuple(torch.randn(2, 5, 8) for _ in range(3))
     on_host = api.lower(Heads().eval(), inputs, backends=[], registry=registry)
     assert on_host.verify(*inputs).relative_error < 1e-6
+
     pieces = partitioner_for(
         aten.permute.default, aten.bmm.default, aten.mul.Scalar, aten._softmax.default
     )
@@ -699,15 +727,14 @@ def test_a_decomposition_may_write_to_its_argument_lists(registry):
 
     lowered = api.lower(Masked().eval(), (x, rows), backends=[], registry=registry)
     assert lowered.report.notes == []
+
     core = lowered.core_program()
     assert aten._unsafe_masked_index.default not in call_targets(core)
     assert difference_from_eager(core, Masked(), (x, rows)) == 0
 
 
-def test_a_recorded_copy_of_an_expanded_tensor_is_a_copy(registry):
-    """Otherwise the views that a decomposition makes by the recorded strides do not
-    fit.
-    """
+def test_a_copy_of_an_expanded_tensor_has_recorded_strides(registry):
+    """Views of a decomposition depend on these strides."""
 
     class Expanded(nn.Module):
         def forward(self, x, w):
@@ -721,6 +748,7 @@ def test_a_recorded_copy_of_an_expanded_tensor_is_a_copy(registry):
         backends=[partitioner_for(aten.expand.default, aten.to.dtype)],
         registry=registry,
     )
+
     assert lowered.verify(*inputs).relative_error < 1e-6
     torch.testing.assert_close(
         lowered.exported_program().module()(*inputs), program.module()(*inputs)
@@ -749,7 +777,7 @@ steps = st.lists(
 
 
 def supported(target, mask):
-    """A support that looks random and is the same in every process."""
+    """Return a pseudo-random support check that is the same in every process."""
     return bool(mask >> (sum(map(ord, str(target))) % 31) & 1)
 
 
@@ -767,12 +795,14 @@ def test_random_programs_equal_eager(echo_registry, steps, first, second):
     ]
     lowered = api.lower(module, (x,), backends=backends, registry=echo_registry)
     assert lowered.verify(copy.deepcopy(x)).relative_error < 1e-5
+
     left = host_calls(lowered.exported_program().graph.nodes)
     assert not any(
         supported(n.target, first | second)
         for n in left
         if "decomposed_from" not in n.meta and n.target is not operator.getitem
     )
+
     core = lowered.core_program()
     assert difference_from_eager(core, module, (x,)) < 1e-5
     assert not any(to_core(n.target) for n in host_calls(core.graph.nodes)), (
@@ -781,9 +811,7 @@ def test_random_programs_equal_eager(echo_registry, steps, first, second):
 
 
 class OnlyTags(Partitioner):
-    """What ``CapabilityPartitioner`` tags, in the fewest partitions, but cannot be
-    asked.
-    """
+    """Tags as ``CapabilityPartitioner`` does, but has no check for single calls."""
 
     def __init__(self, mask):
         super().__init__()
@@ -800,8 +828,8 @@ class OnlyTags(Partitioner):
 def test_random_programs_for_partitioners_that_only_tag(
     echo_registry, steps, first, second
 ):
-    """Nothing that a delegate was made of is on the host twice, and no delegate lies
-    inside of a call.
+    """No piece of a delegate is on the host as well, and no delegate is inside of a
+    call.
     """
     module = Random(steps).eval()
     x = torch.randn(4, 4)
@@ -811,6 +839,7 @@ def test_random_programs_for_partitioners_that_only_tag(
         backends=[OnlyTags(first), OnlyTags(second)],
         registry=echo_registry,
     )
+
     assert lowered.verify(copy.deepcopy(x)).relative_error < 1e-5
     assert difference_from_eager(lowered.core_program(), module, (x,)) < 1e-5
 
@@ -835,9 +864,7 @@ class Dynamic(nn.Module):
 
 
 def lower_with_dynamic_sizes(function):
-    """Lowered for no backend, with a batch and a height that are known at run time
-    only.
-    """
+    """Lower for no backend, with a symbolic batch and a symbolic height."""
     sizes = {0: torch.export.Dim("n"), 2: torch.export.Dim.DYNAMIC}
     program = torch.export.export(
         Dynamic(function), (torch.rand(20, 3, 16, 8),), dynamic_shapes=(sizes,)
@@ -856,6 +883,7 @@ def test_a_note_names_sizes_that_a_decomposition_needs():
     decomposer = Decomposer()
     decomposer.tracer.begin(program)
     assert decomposer.tracer.decompose(node, to_core(node.target)) is None
+
     (note,) = decomposer.notes
     assert note.startswith(
         "aten.pixel_unshuffle.default (core/tests/engine/test_decompose.py:"
@@ -864,13 +892,14 @@ def test_a_note_names_sizes_that_a_decomposition_needs():
         ") was left whole: torch decomposes it in different ways for different sizes"
         in note
     )
+
     x = torch.rand(2, 3, 4, 8)
     assert torch.equal(lowered(x), F.pixel_unshuffle(x, 2))
 
 
 def test_a_convolution_of_a_dynamic_batch_is_decomposed():
-    """torch compares the batch with 16 to choose a kernel, which says nothing of the
-    decomposition.
+    """torch compares the batch with 16 to choose a kernel. The decomposition does not
+    depend on it.
     """
     weight = torch.rand(5, 3, 3, 3)
     lowered = lower_with_dynamic_sizes(lambda x: F.conv2d(x, weight))
@@ -893,14 +922,13 @@ def test_unused_results_add_no_node_to_a_decomposition():
     )
     inlining = Inlining(call, decomposition)
     used, unused = inlining.results()
+
     assert used.graph is program.graph
     assert unused is None
 
 
 def test_operators_decompose_as_in_torch_without_its_table():
-    """Collecting the composites for it takes a tenth of a second, and each is its own
-    decomposition.
-    """
+    """Collecting torch's table takes a tenth of a second."""
     table = dict(torch.export.default_decompositions().items())
     told = {op: to_core(op) for op in table if isinstance(op, torch._ops.OpOverload)}
     own = (
@@ -913,6 +941,7 @@ def test_operators_decompose_as_in_torch_without_its_table():
         op: how for op, how in told.items() if how is not None and op.name() not in own
     }
     composite = set(filter(is_composite, told))
+
     assert len(composite) > 150
     assert all(told[op] in (op.decompose, table[op]) for op in composite)
     assert len(told) - len(composite) > 150
@@ -922,9 +951,7 @@ def test_operators_decompose_as_in_torch_without_its_table():
 @pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights")
 @pytest.mark.parametrize("layer", [torch.nn.GRU, torch.nn.LSTM])
 def test_recurrent_layers_decompose_by_a_table_of_torch(layer):
-    """There ``decompose`` of an operator whose decomposition is written in Python would
-    call itself.
-    """
+    """``OpOverload.decompose`` would call itself for decompositions written in Python."""
     program = torch.export.export(layer(3, 2).eval(), (torch.randn(4, 3),))
     [recurrent] = [
         node.target for node in program.graph.nodes if node.name in ("gru", "lstm")
@@ -935,6 +962,7 @@ def test_recurrent_layers_decompose_by_a_table_of_torch(layer):
             {recurrent: to_core(recurrent)}
         ).graph.nodes
     }
+
     assert recurrent not in left
     assert torch.ops.aten.tanh.default in left
 
@@ -957,4 +985,5 @@ def test_the_program_in_core_aten_is_a_copy(registry):
     lowered = api.lower(Branches().eval(), inputs, backends=[], registry=registry)
     lowered.core_program()
     nodes = all_nodes(lowered.exported_program().graph_module)
+
     assert [node.name for node in nodes if LEFT in node.meta] == []

@@ -1,6 +1,4 @@
-"""What partitioners and backends hand over, and what they may not touch: each fault is
-named, with whose it is.
-"""
+"""Wrong results and forbidden changes of partitioners and backends are named."""
 
 import copy
 import re
@@ -36,7 +34,7 @@ X = torch.ones(3)
 
 
 class Branches(nn.Module):
-    """A weight, and a branch whose bodies nobody may edit."""
+    """A weight, and a branch with bodies that must not be edited."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +72,7 @@ EDITS = {
 
 
 class Editing(Partitioner):
-    """Tags everything after it did ``edit`` to the program."""
+    """Tags all calls, and then changes the program with ``edit``."""
 
     def __init__(self, edit):
         super().__init__()
@@ -87,7 +85,7 @@ class Editing(Partitioner):
 
 
 @pytest.mark.parametrize(("edit", "name"), EDITS.values(), ids=EDITS)
-def test_a_partitioner_that_edits_is_named(edit, name, registry):
+def test_a_partitioner_that_edits_the_program_is_named(edit, name, registry):
     with pytest.raises(
         ContractViolation,
         match=f"partitioner Editing changed the (graph of|tensor) {name}",
@@ -148,7 +146,7 @@ class Sine(nn.Module):
 
 
 class Hands(Partitioner):
-    """Tags every call and hands over what ``make(exported_program)`` returns."""
+    """Tags every call, and returns ``make(exported_program)``."""
 
     def __init__(self, make, tag="t"):
         super().__init__()
@@ -312,26 +310,31 @@ def test_results_of_backends_are_checked(result, text):
         lower(Sine())
 
 
-@pytest.mark.parametrize("kind", [BackendDetails, BackendRuntime])
-def test_a_forgotten_staticmethod_is_refused_when_the_class_is_made(kind):
-    def method(self, processed_bytes, compile_specs, named_data):
-        raise NotImplementedError
+def preprocess_with_self(self, edge_program, compile_specs):
+    raise NotImplementedError
 
-    name = "preprocess" if kind is BackendDetails else "load"
-    given = (
-        method
-        if kind is BackendRuntime
-        else lambda self, edge_program, compile_specs: None
+
+def load_with_self(self, processed_bytes, compile_specs, named_data):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "method"),
+    [
+        (BackendDetails, "preprocess", preprocess_with_self),
+        (BackendRuntime, "load", load_with_self),
+    ],
+)
+def test_a_forgotten_staticmethod_is_refused_when_the_class_is_made(base, name, method):
+    text = (
+        rf"(?s)Mine\.{name} cannot be called on the class with .+@staticmethod missing"
     )
-    with pytest.raises(
-        ContractViolation,
-        match=rf"(?s)Mine\.{name} cannot be called on the class with .+@staticmethod missing",
-    ):
-        type("Mine", (kind,), {name: given})
+    with pytest.raises(ContractViolation, match=text):
+        type("Mine", (base,), {name: method})
 
 
 class Steps(nn.Module):
-    """A weight that holds other tensors, and a call behind it."""
+    """Uses a weight that contains other tensors."""
 
     def __init__(self, weight):
         super().__init__()
@@ -381,13 +384,14 @@ class Keeps(CapabilityPartitioner):
         return result
 
 
-def test_a_written_parameter_that_a_delegate_keeps(registry):
+def test_a_delegate_may_keep_a_written_parameter(registry):
     module = Counts().eval()
     reference = Counts().eval()
     lowered = delegraph.lower(module, (X,), backends=[Keeps()], registry=registry)
     inner = lowered.delegates[0].module
     assert inner.state == ("w",)
     assert isinstance(inner.original_module.state_dict["w"], nn.Parameter)
+
     kept = inner.original_module.module()
     for _ in range(3):
         torch.testing.assert_close(kept(X)[0], reference(X))
@@ -417,6 +421,7 @@ def test_every_get_attr_has_a_type(registry):
         inner = to_backend("EchoBackend", torch.export.export(Sine(), (X,)))
         lower_whole = to_backend("Seen", torch.export.export(Wrapped(inner), (X,)))
         lower(Branches())
+
     assert lower_whole.backend_id == "Seen"
 
 
@@ -424,7 +429,7 @@ def test_every_get_attr_has_a_type(registry):
 
 
 def partitioner_changing_values(change):
-    """A partitioner that changes the recorded values of all nodes."""
+    """Return a partitioner that changes the recorded values of all nodes."""
 
     class Changing(CapabilityPartitioner):
         def __init__(self):
@@ -465,12 +470,13 @@ def test_lower_names_a_partitioner_that_removes_recorded_types(registry, change)
 
 
 def test_partitioner_may_recompute_recorded_values(registry):
-    """Passes that look at a graph do; the program has its own afterwards."""
+    """Passes that analyse a graph do so. The program keeps its own values."""
     again = partitioner_changing_values(
         lambda meta: meta.update(val=meta["val"].clone())
     )
     lowered = delegraph.lower(
         nn.ReLU().eval(), (X,), backends=[again], registry=registry
     )
+
     assert torch.equal(lowered(-X), torch.zeros(3))
     assert len(lowered.delegates) == 1

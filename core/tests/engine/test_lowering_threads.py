@@ -1,6 +1,4 @@
-"""Lowering in several threads: partitions side by side in an executor, and whole
-lowerings at once.
-"""
+"""Lowering in threads: partitions in an executor, and several lowerings at once."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ MAIN = threading.main_thread()
 
 
 class Steps(torch.nn.Module):
-    """``count`` additions with a sine after each: as many partitions of additions."""
+    """``count`` additions, each followed by a sine, which separates the partitions."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -48,7 +46,7 @@ class Steps(torch.nn.Module):
 
 
 def make_backend(thread_safe, work=lambda text: None, name="SideBackend", joint=False):
-    """A backend whose blob is its program's text; ``work`` is called with it before."""
+    """Return a backend that calls ``work`` and whose blob is the text of its program."""
     seen: list[threading.Thread] = []
 
     def preprocess(edge_program, compile_specs):
@@ -103,7 +101,7 @@ def pool():
 
 
 def test_independent_partitions_run_side_by_side(pool):
-    """Both threads have to be inside ``preprocess`` at once to pass the barrier."""
+    """The barrier passes only if both threads are in ``preprocess`` at once."""
     barrier = threading.Barrier(2, timeout=120)
     made = make_backend(True, lambda text: barrier.wait())
     side = lower_steps(made, 4, pool)
@@ -144,19 +142,20 @@ def test_the_first_error_is_raised_after_all_threads_end(pool):
     with pytest.raises(OptionError) as error:
         lower_steps(make_backend(True, work), 6, pool)
     assert ", 1)" in str(error.value)
+
     count = len(running)
     assert pool.submit(lambda: len(running)).result() == count
 
 
 @pytest.mark.parametrize("wrong", [4, "threads", ProcessPoolExecutor])
-def test_something_else_is_no_executor(wrong):
+def test_objects_that_are_no_executors_are_refused(wrong):
     with pytest.raises(OptionError, match="which cannot run calls in threads"):
         lower_steps(make_backend(True), executor=wrong)
 
 
-def test_a_lowering_inside_of_a_full_pool_ends():
-    """All threads of the pool lower in that pool: nobody is left to begin what they
-    wait for.
+def test_lowerings_inside_of_a_full_pool_do_not_wait():
+    """All threads of the pool lower in that pool, so no thread is free for their
+    partitions.
     """
     with ThreadPoolExecutor(2) as full:
         inside = [
@@ -166,21 +165,20 @@ def test_a_lowering_inside_of_a_full_pool_ends():
     assert results == [blobs_of(lower_steps(make_backend(True), 3))] * 4
 
 
-def test_a_cancelled_call_is_done_by_the_caller():
+def test_the_caller_compiles_partitions_of_cancelled_calls():
     class Cancelling(ThreadPoolExecutor):
         def submit(self, fn, /, *args, **kwargs):
             future: Future = Future()
             future.cancel()
             return future
 
-    assert blobs_of(lower_steps(make_backend(True), executor=Cancelling())) == blobs_of(
-        lower_steps(make_backend(True))
-    )
+    lowered = lower_steps(make_backend(True), executor=Cancelling())
+    assert blobs_of(lowered) == blobs_of(lower_steps(make_backend(True)))
 
 
 class PicklingExecutor(ThreadPoolExecutor):
-    """Pickles each call, and runs the copy. Python's ``InterpreterPoolExecutor``, which
-    is a ThreadPoolExecutor too, does so.
+    """Pickles each call and runs the copy, as Python's ``InterpreterPoolExecutor``
+    does.
     """
 
     def submit(self, fn, /, *args, **kwargs):
@@ -190,7 +188,7 @@ class PicklingExecutor(ThreadPoolExecutor):
 
 
 class SkippingExecutor(ThreadPoolExecutor):
-    """Reports each call as done, and never runs it in this process."""
+    """Reports each call as done, but never runs it in this process."""
 
     def submit(self, fn, /, *args, **kwargs):
         future: Future = Future()
@@ -199,7 +197,7 @@ class SkippingExecutor(ThreadPoolExecutor):
 
 
 class BrokenExecutor(ThreadPoolExecutor):
-    """Reports an error for each call, and never runs it."""
+    """Raises an error for each call, and never runs it."""
 
     def submit(self, fn, /, *args, **kwargs):
         future: Future = Future()
@@ -216,9 +214,7 @@ class BrokenExecutor(ThreadPoolExecutor):
     ],
 )
 def test_executors_outside_of_this_process_are_refused(executor_class, text):
-    """All of them are ThreadPoolExecutors, so their class does not give them away. The
-    error comes from their first call.
-    """
+    """All of them are ThreadPoolExecutors, so only a call shows where they run."""
     backend = make_backend(True)
     with pytest.raises(OptionError, match=text):
         lower_steps(backend, executor=executor_class())
@@ -229,35 +225,31 @@ def test_executors_outside_of_this_process_are_refused(executor_class, text):
     "executor_class", [PicklingExecutor, SkippingExecutor, BrokenExecutor]
 )
 def test_backends_without_thread_safety_never_use_the_executor(executor_class):
-    """So an executor that would be refused does no harm."""
+    """An executor that would be refused is therefore accepted."""
     backend = make_backend(False)
     lower_steps(backend, executor=executor_class())
     assert backend.seen == [threading.current_thread()] * 4
 
 
-def test_any_executor_serves():
-    """Also one that runs at once."""
-
+def test_an_executor_may_run_calls_at_once():
     class Here(ThreadPoolExecutor):
         def submit(self, fn, /, *args, **kwargs):
             done: Future = Future()
             done.set_result(fn(*args, **kwargs))
             return done
 
-    assert blobs_of(lower_steps(make_backend(True), executor=Here())) == blobs_of(
-        lower_steps(make_backend(True))
-    )
+    lowered = lower_steps(make_backend(True), executor=Here())
+    assert blobs_of(lowered) == blobs_of(lower_steps(make_backend(True)))
 
 
-def test_each_delegate_knows_its_time():
+def test_the_report_has_the_time_of_each_delegate():
     report = lower_steps(make_backend(False)).report
     assert all(row.seconds.keys() == {"extract", "compile"} for row in report.delegates)
     together = sum(row.seconds["compile"] for row in report.delegates)
     assert 0 < together <= report.seconds["compile"]
 
 
-def test_two_threads_lower_at_once():
-    """Different models, the same ones again and again: results as if one after another."""
+def test_lowerings_in_two_threads_equal_lowerings_in_one():
     sizes = [2, 3, 5, 7] * 3
     alone = {n: blobs_of(lower_steps(make_backend(True), n)) for n in set(sizes)}
     with ThreadPoolExecutor(4) as threads:
@@ -268,7 +260,7 @@ def test_two_threads_lower_at_once():
 
 
 def test_two_threads_decompose_at_once():
-    """Tracing of decompositions uses fake tensors, whose modes are per thread."""
+    """Fake tensors, which trace decompositions, have modes for each thread."""
 
     class Norm(torch.nn.Module):
         def __init__(self, size):
@@ -298,7 +290,7 @@ def test_two_threads_decompose_at_once():
 
 
 class Remembers(torch.nn.Module):
-    """Writes through a view, and takes an int64 that a delegate takes as int32."""
+    """Writes through a view, and passes an int64 that a delegate takes as int32."""
 
     def __init__(self):
         super().__init__()
@@ -316,9 +308,7 @@ class Narrowing(CapabilityPartitioner):
 
 
 def test_one_thread_at_a_time_runs_fake_tensors(monkeypatch):
-    """Lowerings of one program share the mode of its fake tensors, which asserts that
-    it is not entered twice.
-    """
+    """The fake tensors of a program share one mode, which must not be entered twice."""
     program = torch.export.export(Remembers().eval(), (torch.ones(3), torch.arange(3)))
     dispatch = FakeTensorMode.dispatch
     held = []
@@ -335,13 +325,14 @@ def test_one_thread_at_a_time_runs_fake_tensors(monkeypatch):
     )
     monkeypatch.setattr(FakeTensorMode, "dispatch", watched)
     lowered = delegraph.lower(program, backends=[subtractions], registry=registry)
+
     assert [value.dtype for value in lowered.delegates[0].inputs] == [torch.int32]
     assert held
     assert all(held)
 
 
 def another_thread_can_lower():
-    """Whether another thread could begin to lower now."""
+    """Return whether another thread can begin to lower now."""
     with ThreadPoolExecutor(1) as other:
         taken = other.submit(
             lambda: TRACING.acquire(blocking=False) and TRACING.release() is None
@@ -365,8 +356,8 @@ def nothing_noticed():
 
 @pytest.mark.parametrize("thread_safe", [False, True])
 def test_plugins_and_transforms_may_trace(thread_safe):
-    """A trace in one thread breaks a torch.export in another, for good; only a
-    thread-safe backend says it has none.
+    """A trace breaks a ``torch.export`` in another thread, so only thread-safe backends
+    let other threads lower.
     """
 
     def transform(program):
@@ -388,6 +379,7 @@ def test_plugins_and_transforms_may_trace(thread_safe):
         registry=registry,
         transforms=[transform],
     )
+
     assert noticed == {
         "transform": False,
         "partition": False,
@@ -396,7 +388,7 @@ def test_plugins_and_transforms_may_trace(thread_safe):
 
 
 class NoticingFormat(ProgramFormat):
-    """The program in any file is ``Steps(1)``."""
+    """A format that records whether other threads can lower while it works."""
 
     @staticmethod
     def serialize(program, options):
@@ -467,7 +459,7 @@ def test_logs_of_torch_are_dropped_during_nested_lowering(caplog):
 
 
 def run_in_fork(work):
-    """What ``work`` says of itself in a forked process, or "hangs"."""
+    """Return what ``work`` reports from a forked process, or "hangs"."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python 3.12: other threads run
@@ -491,12 +483,13 @@ def error_code_of(work):
     return "fine"
 
 
-def test_a_process_that_is_forked_while_another_thread_lowers(pool):
+def test_a_fork_during_a_lowering_in_another_thread_can_lower(pool):
     inside = threading.Event()
     over = threading.Event()
     made = make_backend(False, lambda text: (inside.set(), over.wait(120)))
     other = pool.submit(lower_steps, made, 1)
     assert inside.wait(120)
+
     try:
         assert (
             run_in_fork(
@@ -514,7 +507,7 @@ def test_a_process_that_is_forked_while_another_thread_lowers(pool):
 
 
 def test_a_fork_during_a_lowering_continues_in_both_processes():
-    """As a backend does that compiles in processes of its own."""
+    """A backend that compiles in its own processes forks there."""
     said = []
     lower_steps(
         make_backend(False, lambda text: said.append(run_in_fork(TRACING.is_mine))), 1
@@ -522,7 +515,7 @@ def test_a_fork_during_a_lowering_continues_in_both_processes():
     assert said == ["True"]
 
 
-def test_a_fork_during_a_call_in_another_thread(pool):
+def test_a_fork_during_a_call_in_another_thread_can_call(pool):
     inside = threading.Event()
     over = threading.Event()
 
@@ -547,6 +540,7 @@ def test_a_fork_during_a_call_in_another_thread(pool):
     )
     other = pool.submit(program, torch.ones(3))
     assert inside.wait(120)
+
     try:
         assert (
             run_in_fork(lambda: error_code_of(lambda: program(torch.ones(3))))

@@ -1,4 +1,4 @@
-"""The steps of a lowering: one loop, and faces that contain no second one."""
+"""Every entry point runs a range of the same lowering steps."""
 
 import delegraph
 import delegraph_executorch.edge as edge
@@ -48,7 +48,7 @@ def partitioner_for(*names):
 
 @pytest.fixture
 def recorded_steps(monkeypatch, registry):
-    """The names of the steps that ran; EchoBackend is in the process-wide registry."""
+    """Record the names of the steps that run. EchoBackend is in the default registry."""
     names = []
     begin = pipeline.Journal.step
 
@@ -69,6 +69,7 @@ def test_lower_runs_all_steps_and_reports_their_times(recorded_steps):
         (torch.ones(3),),
         backends=[partitioner_for("sin"), partitioner_for("cos")],
     )
+
     assert recorded_steps == [*STEPS[:2], *EACH_TURN, *EACH_TURN, "finish"]
     assert list(lowered.report.seconds) == STEPS
     assert all(seconds > 0 for seconds in lowered.report.seconds.values())
@@ -77,7 +78,7 @@ def test_lower_runs_all_steps_and_reports_their_times(recorded_steps):
     )
 
 
-def test_every_step_is_reported_where_no_backend_is_asked(recorded_steps):
+def test_the_report_lists_all_steps_without_a_backend(recorded_steps):
     assert list(api.lower(export_waves(), backends=[]).report.seconds) == STEPS
     assert recorded_steps == ["export", "normalize", "finish"]
 
@@ -125,13 +126,13 @@ def edge_manager():
         ),
     ],
 )
-def test_every_face_runs_a_range_of_the_steps(recorded_steps, face, steps):
+def test_every_entry_point_runs_a_range_of_the_steps(recorded_steps, face, steps):
     face()
     assert recorded_steps == steps
 
 
 class Unread:
-    """A blob that may not be joined yet."""
+    """A blob that fails when its bytes are read."""
 
     def __len__(self):
         return 3
@@ -147,19 +148,15 @@ class LazyBackend(BackendDetails):
 
 
 class SineAndMish(nn.Module):
-    """What a backend takes, and what is decomposed for the host when the delegate is
-    there already.
-    """
+    """A sine, which is delegated, and a mish, which is decomposed for the host later."""
 
     def forward(self, x):
         return nn.functional.mish(torch.sin(x))
 
 
 @pytest.mark.parametrize("module", [Waves(), SineAndMish()])
-def test_blobs_stay_unread(module):
-    """torch's verifier reads the bytes of every delegate in a program that is built,
-    which would join them.
-    """
+def test_lowering_does_not_read_blobs(module):
+    """torch's verifier would read and join the bytes of every delegate."""
     registry = Registry(discover=False)
     registry.register(LazyBackend)
     sines = CapabilityPartitioner(
@@ -168,6 +165,7 @@ def test_blobs_stay_unread(module):
     )
     program = torch.export.export(module.eval(), (torch.ones(3),))
     lowered = api.lower(program, backends=[sines, sines], registry=registry)
+
     assert isinstance(lowered.delegates[0].module.blob, Unread)
     with pytest.raises(AssertionError, match="the blob was read"):
         lowered.exported_program().validate()
@@ -200,5 +198,6 @@ def test_public_modules_take_no_names_from_the_steps(face):
         for name, home in homes.items()
         if home.startswith(tuple(f"{module}." for module in inside))
     ]
+
     # which the core offers plugins
     assert [name for name in taken if name != "extract_partition"] == []

@@ -1,6 +1,4 @@
-"""Random programs with random support, writes through aliases and state: what must hold
-of every lowering.
-"""
+"""Properties of every lowering, tested on random programs with random support."""
 
 from __future__ import annotations
 
@@ -42,8 +40,8 @@ CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
     ],
 )
 def test_rare_views_and_writes_around_delegates(echo_registry, seeds):
-    """2,000 programs with rare views and writes and random support: eager over two
-    calls, or refused (few).
+    """Each of 2,000 programs equals eager over two calls, or is refused. Few are
+    refused.
     """
     refusals = [seed for seed in seeds if not agrees(seed, echo_registry)]
     assert len(refusals) <= 2, refusals
@@ -80,7 +78,7 @@ def agrees(seed, registry):
     st.booleans(),
 )
 @settings(max_examples=5, deadline=None)
-def test_a_lowered_program_is_eager_over_several_calls(
+def test_random_lowered_programs_equal_eager_over_several_calls(
     echo_registry, seed, mask, largest, connected
 ):
     limits = Limits(connected, largest)
@@ -102,10 +100,10 @@ def test_a_lowered_program_is_eager_over_several_calls(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_exactly_the_refused_calls_stay(echo_registry, no_folding, seed, mask):
-    """But for copies of constants, and calls whose decomposition is nothing, such as
-    flattening what is flat.
-    """
+def test_exactly_the_refused_calls_stay_on_the_host(
+    echo_registry, no_folding, seed, mask
+):
+    """Exceptions are copies of constants, and calls that decompose to nothing."""
     _, exported, lowered = lowered_program(seed, mask, echo_registry)
     normal, _ = normalize(exported)
     calls = [
@@ -123,6 +121,7 @@ def test_exactly_the_refused_calls_stay(echo_registry, no_folding, seed, mask):
     constant = {n.meta["debug_handle"] for n in computed_constants(normal)}
     composite = {n.meta["debug_handle"] for n in calls if to_core(n.target) is not None}
     assert expected.keys() - composite <= left.keys() <= expected.keys() | constant
+
     nodes = [
         n
         for d in lowered.delegates
@@ -131,6 +130,7 @@ def test_exactly_the_refused_calls_stay(echo_registry, no_folding, seed, mask):
     ]
     taken = {n.meta["debug_handle"] for n in nodes}
     assert taken == {n.meta["debug_handle"] for n in calls} - expected.keys()
+
     graph.lint()
     assert sum(node.target is CALL_DELEGATE for node in graph.nodes) == len(
         lowered.delegates
@@ -146,8 +146,8 @@ def computed_constants(program):
 
 
 def digest(count):
-    """Of what backends see, and of the parents, for ``count`` random programs; run in a
-    process of its own.
+    """Return a digest of the backends' programs and the parents of ``count`` random
+    programs.
     """
     from delegraph.discovery.registry import Registry
 
@@ -171,7 +171,7 @@ def digest(count):
 
 
 @pytest.mark.parametrize("seeds", [("1", "2")])
-def test_the_same_in_processes_with_different_hash_seeds(seeds):
+def test_lowering_is_the_same_for_different_hash_seeds(seeds):
     command = f"from {__name__} import digest; print(digest(4))"
     made = [
         subprocess.run(
@@ -187,5 +187,6 @@ def test_the_same_in_processes_with_different_hash_seeds(seeds):
         ).stdout
         for seed in seeds
     ]
+
     assert made[0] == made[1]
     assert len(made[0].strip()) == 64

@@ -1,6 +1,4 @@
-"""Partitions that a compiler refuses: they go to the next backend or to the host, and
-the report names each.
-"""
+"""Partitions that a compiler refuses go to the next backend or to the host."""
 
 import copy
 import random
@@ -51,8 +49,9 @@ def operator_names(program):
 def make_backend(
     name, refuses=lambda names: None, joint=False, safe=False, rewrites=False
 ):
-    """A backend whose runtime runs what it was given; ``refuses(names of operators)``
-    is a reason, or None.
+    """Return a backend whose runtime runs the original program.
+
+    ``refuses(names of operators)`` returns a reason, an exception or None.
     """
 
     class Made(BackendDetails):
@@ -68,12 +67,10 @@ def make_backend(
                     if node.target is aten.relu.default:
                         node.target = aten.abs.default
             why = refuses(names)
+            if isinstance(why, Exception):
+                raise why
             if why is not None:
-                raise (
-                    why
-                    if isinstance(why, Exception)
-                    else Unsupported("unsupported", why)
-                )
+                raise Unsupported("unsupported", why)
             blob = f"program {len(COMPILED)}".encode()
             COMPILED[blob] = edge_program
             return PreprocessResult(blob)
@@ -124,7 +121,7 @@ def assert_equals_eager(program, *inputs):
 
 
 class Thirds(nn.Module):
-    """Nine layers; between any two, something that only eager PyTorch computes."""
+    """Nine layers, each followed by a sine (every third) or a cosine."""
 
     def __init__(self):
         super().__init__()
@@ -138,7 +135,7 @@ class Thirds(nn.Module):
 
 
 def backend_refusing_sines():
-    """A compiler that refuses what is followed by a sine."""
+    """Return a backend whose compiler refuses programs with a sine."""
     return make_backend(
         "FirstBackend",
         lambda names: "the sine table is full" if "sin" in names else None,
@@ -158,9 +155,11 @@ def test_one_partition_in_three_is_given_to_the_host():
     )
     assert len(first.seen) == 9
     assert len(program.delegates) == 6
+
     given = program.report.given_back
     assert len(given) == 3
     assert len({row.partition for row in given}) == 3
+
     expected = {"aten.linear.default": 1, "aten.relu.default": 1, "aten.sin.default": 1}
     text = str(program.report)
     for row in given:
@@ -169,6 +168,7 @@ def test_one_partition_in_three_is_given_to_the_host():
         assert f"    {row.partition}  3 operators  " in text
         assert "test_refused.py" in row.source.file
     assert program.report.to_json()["given_back"][0]["operators"] == expected
+
     rows = [
         refusal
         for refusal in program.report.refusals
@@ -183,7 +183,6 @@ def test_one_partition_in_three_is_given_to_the_host():
 
 
 def test_next_backend_gets_the_refused_part_and_its_neighbours():
-    """Also with ``require_full``, since nothing is left over."""
     x = torch.randn(2, 4)
     first = backend_refusing_sines()
     second = make_backend("SecondBackend")
@@ -195,6 +194,7 @@ def test_next_backend_gets_the_refused_part_and_its_neighbours():
     # the cosine before was refused from the start
     assert ["cos", "linear", "relu", "sin"] in second.seen
     assert program.report.host_operators == 0
+
     text = str(program.report)
     assert len(program.report.given_back) == 3
     assert all(row.partition in text for row in program.report.given_back)
@@ -202,21 +202,17 @@ def test_next_backend_gets_the_refused_part_and_its_neighbours():
 
 
 def test_require_full_raises_for_operators_on_the_host():
-    with pytest.raises(
-        NotFullyDelegated,
-        match="its compiler refused the partition: the sine table is full",
-    ):
-        pair = (
-            backend_refusing_sines(),
-            partitioner_for(
-                "FirstBackend", "linear", "relu", "sin", "cos", limits=Limits(largest=3)
-            ),
-        )
+    partitioner = partitioner_for(
+        "FirstBackend", "linear", "relu", "sin", "cos", limits=Limits(largest=3)
+    )
+    pair = (backend_refusing_sines(), partitioner)
+    text = "its compiler refused the partition: the sine table is full"
+    with pytest.raises(NotFullyDelegated, match=text):
         lower_for(Thirds(), (torch.randn(2, 4),), pair, require_full=True)
 
 
-def test_refusal_without_a_report_is_an_error():
-    """``to_backend`` has none, and ends as it does in ExecuTorch."""
+def test_to_backend_raises_the_refusal():
+    """It has no report, and raises as in ExecuTorch."""
     kind = make_backend("LoneBackend", lambda names: "too large")
     program = torch.export.export(nn.ReLU().eval(), (torch.ones(2),))
     with delegraph.register(kind, runtime=EchoRuntime):
@@ -226,11 +222,12 @@ def test_refusal_without_a_report_is_an_error():
             to_backend("LoneBackend", program, [])
 
 
-def test_an_exception_is_an_error_where_all_is_required():
+def test_require_full_raises_if_the_compiler_raises():
     pair = (
         make_backend("SadBackend", lambda names: ValueError("a defect")),
         partitioner_for("SadBackend"),
     )
+
     with pytest.raises(
         NotFullyDelegated,
         match="its compiler failed on the partition: ValueError: a defect",
@@ -263,13 +260,14 @@ def test_a_joint_compiler_compiles_again_without_refused_partitions():
         @classmethod
         def preprocess_multimethod(cls, edge_programs, compile_specs):
             cls.seen.append({m: len(p) for m, p in edge_programs.items()})
-            for node in (
-                n for p in edge_programs.values() for one in p for n in one.graph.nodes
-            ):
+            programs = [one for listed in edge_programs.values() for one in listed]
+            nodes = [node for program in programs for node in program.graph.nodes]
+            for node in nodes:
                 if node.target is aten.sin.default:
                     raise Unsupported("unsupported", "no sine", node)
-                if node.op == "call_function" and node.target is aten.relu.default:
-                    # what was compiled in vain is not compiled again
+                if node.target is aten.relu.default:
+                    # each repeated call gets fresh copies, so this change has no effect
+                    # on the next one
                     node.target = aten.abs.default
             return super().preprocess_multimethod(edge_programs, compile_specs)
 
@@ -279,6 +277,7 @@ def test_a_joint_compiler_compiles_again_without_refused_partitions():
     program = lower_for(
         {"a": Two().eval(), "b": Two().eval()}, {"a": (x,), "b": (x,)}, pair
     )
+
     assert JointBackend.seen == [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 1}]
     assert [(row.method, row.operators) for row in program.report.given_back] == [
         ("a", {"aten.sin.default": 1}),
@@ -289,12 +288,13 @@ def test_a_joint_compiler_compiles_again_without_refused_partitions():
     torch.testing.assert_close(program.method("b")(-x.abs()), Two()(x.abs()))
 
 
-def test_one_that_names_nothing_gives_all_of_its_call_back():
+def test_a_joint_refusal_without_a_node_refuses_all_partitions():
     pair = (
         make_backend("AllBackend", lambda names: "no memory", joint=True),
         partitioner_for("AllBackend", "relu", "sin"),
     )
     program = lower_for(Two(), (torch.ones(3, 2),), pair)
+
     assert len(program.report.given_back) == 2
     assert not program.delegates
     assert_equals_eager(program, torch.ones(3, 2))
@@ -312,13 +312,14 @@ def test_refused_partitions_are_divided_in_threads_too():
             (first, partitioner_for("FirstBackend", *FIRST)),
             compiler=Compiler(executor=pool),
         )
+
     assert len(program.report.given_back) == 3
     assert len(program.delegates) == 3
     assert_equals_eager(program, x)
 
 
 class Table(nn.Module):
-    """Two partitions read one constant that is computed."""
+    """Two partitions read one computed constant."""
 
     def __init__(self):
         super().__init__()
@@ -330,28 +331,16 @@ class Table(nn.Module):
 
 
 @pytest.mark.parametrize("refused", ["sinh", "sin"])
-def test_a_constant_of_several_partitions(refused):
-    """The one that is compiled has its copy, and the host gets a value that is computed
-    once.
-    """
+def test_a_constant_of_a_refused_partition_is_computed_once(refused):
     x = torch.randn(4, 4)
-    pair = (
-        make_backend(
-            "TableBackend", lambda names: "full" if refused in names else None
-        ),
-        partitioner_for(
-            "TableBackend",
-            "t",
-            "tanh",
-            "mm",
-            "sinh",
-            "sin",
-            "matmul",
-            "transpose",
-            "permute",
-        ),
+    backend = make_backend(
+        "TableBackend", lambda names: "full" if refused in names else None
     )
-    program = lower_for(Table(), (x,), pair)
+    taken = ("t", "tanh", "mm", "sinh", "sin", "matmul", "transpose", "permute")
+    partitioner = partitioner_for("TableBackend", *taken)
+
+    program = lower_for(Table(), (x,), (backend, partitioner))
+
     assert len(program.delegates) == 1
     assert len(program.report.given_back) == 1
     assert "aten.tanh.default" not in program.report.host["forward"]
@@ -370,7 +359,7 @@ class Counter(nn.Module):
 
 
 class Keeping(CapabilityPartitioner):
-    """Its delegates own what they write."""
+    """A partitioner whose delegates keep the buffers that they write."""
 
     def partition(self, exported_program):
         result = super().partition(exported_program)
@@ -379,19 +368,19 @@ class Keeping(CapabilityPartitioner):
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_state_that_the_partition_was_to_keep_is_the_hosts(refuses):
+def test_the_host_keeps_the_state_of_a_refused_partition(refuses):
     kind = make_backend("StateBackend", lambda names: "no state" if refuses else None)
     program = lower_for(
         Counter(), (torch.ones(2),), (kind, Keeping(lambda n: None, "StateBackend"))
     )
-    assert [delegate.module.keeps_state for delegate in program.delegates] == [True] * (
-        not refuses
-    )
-    assert [program(torch.ones(2)).tolist() for _ in range(3)] == [
-        [2, 2],
-        [4, 4],
-        [6, 6],
-    ]
+    if refuses:
+        assert program.delegates == []
+    else:
+        [delegate] = program.delegates
+        assert delegate.module.keeps_state
+    results = [program(torch.ones(2)).tolist() for _ in range(3)]
+
+    assert results == [[2, 2], [4, 4], [6, 6]]
 
 
 class Branches(nn.Module):
@@ -405,7 +394,7 @@ class Branches(nn.Module):
         return torch.cond(x.sum() > 0, yes, no, (x,)).tanh()
 
 
-def test_in_the_body_of_a_branch():
+def test_a_refused_partition_of_a_branch_goes_to_the_next_backend():
     kind = make_backend("BodyBackend", lambda names: "full" if "sin" in names else None)
     x = torch.randn(3)
     second = make_backend("NextBackend")
@@ -414,6 +403,7 @@ def test_in_the_body_of_a_branch():
         (second, partitioner_for("NextBackend", "sin")),
     )
     program = lower_for(Branches(), (x,), *pairs)
+
     assert [row.operators for row in program.report.given_back] == [
         {"aten.sin.default": 1, "aten.add.Tensor": 1}
     ]
@@ -422,23 +412,21 @@ def test_in_the_body_of_a_branch():
         assert_equals_eager(program, inputs)
 
 
-def test_a_branch_that_was_taken_whole():
-    """The host calls it; the next backend is asked about what is in it."""
+def test_bodies_of_a_refused_branch_go_to_the_next_backend():
+    """The host calls the branch itself."""
     kind = make_backend("WholeBackend", lambda names: "no branches")
     second = make_backend("NextBackend")
 
-    def calls(node):
-        return (
-            None
-            if "cond" in str(node.target) or node.target.__name__ == "getitem"
-            else "no"
-        )
+    def why_not(node):
+        is_cond = "cond" in str(node.target) or node.target.__name__ == "getitem"
+        return None if is_cond else "no"
 
     pairs = (
-        (kind, CapabilityPartitioner(calls, "WholeBackend")),
+        (kind, CapabilityPartitioner(why_not, "WholeBackend")),
         (second, partitioner_for("NextBackend", "relu")),
     )
     program = lower_for(Branches(), (torch.randn(3),), *pairs)
+
     assert len(program.report.given_back) == 1
     assert second.seen == [["relu"], ["relu"]]
     for inputs in (torch.ones(3), -torch.ones(3)):
@@ -455,7 +443,7 @@ class Normed(nn.Module):
 
 
 class Tagging(Partitioner):
-    """Cannot be asked, so it sees core ATen."""
+    """Has no check for single calls, so it gets core ATen."""
 
     def partition(self, exported_program):
         spec = DelegationSpec("TagBackend")
@@ -478,6 +466,7 @@ def test_operators_decomposed_for_a_refusing_backend_are_restored(partitioner):
     program = lower_for(Normed(), (x,), (first, partitioner))
     assert "native_layer_norm" in str(first.seen)
     assert program.report.host["forward"].get("aten.layer_norm.default") == 1
+
     (row,) = (
         refusal
         for refusal in program.report.refusals
@@ -487,7 +476,7 @@ def test_operators_decomposed_for_a_refusing_backend_are_restored(partitioner):
     assert_equals_eager(program, x)
 
 
-def test_of_a_partitioner_that_wraps_another():
+def test_partitions_of_a_wrapped_partitioner_can_be_refused():
     x = torch.randn(2, 4)
     kind = make_backend(
         "OuterBackend", lambda names: "full" if "sin" in names else None
@@ -496,12 +485,13 @@ def test_of_a_partitioner_that_wraps_another():
         partitioner_for("InnerBackend", *FIRST), "OuterBackend"
     )
     program = lower_for(Thirds(), (x,), (kind, partitioner))
+
     assert {row.backend for row in program.report.given_back} == {"WrappingPartitioner"}
     assert len(program.delegates) == 3
     assert_equals_eager(program, x)
 
 
-def test_a_value_that_crosses_in_another_type():
+def test_a_refused_partition_with_a_cast_input_equals_eager():
     class Ids(CapabilityPartitioner):
         def partition(self, exported_program):
             result = super().partition(exported_program)
@@ -514,18 +504,11 @@ def test_a_value_that_crosses_in_another_type():
 
     x = torch.arange(4)
     kind = make_backend("IdsBackend", lambda names: "full" if "relu" in names else None)
-    program = lower_for(
-        Lookup(),
-        (x,),
-        (
-            kind,
-            Ids(
-                partitioner_for("", "add", "sin", "relu").support,
-                "IdsBackend",
-                limits=Limits(largest=1),
-            ),
-        ),
-    )
+    support = partitioner_for("", "add", "sin", "relu").support
+    partitioner = Ids(support, "IdsBackend", limits=Limits(largest=1))
+
+    program = lower_for(Lookup(), (x,), (kind, partitioner))
+
     assert program.report.given_back
     assert_equals_eager(program, x)
 
@@ -559,6 +542,7 @@ def test_predictions_leave_out_operators_that_the_compiler_refused():
         has_report=True,
     )
     causes = lower_exported(programs, settings, Journal()).report.causes
+
     assert [
         (c.frees, sum(c.operators.values())) for c in causes if c.frees is not None
     ] == [(2, 2)]
@@ -575,6 +559,7 @@ def test_the_reason_has_the_compilers_hint_and_line():
         nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.ones(2),), pair
     ).report
     (cause,) = report.causes
+
     assert cause.count == 2
     assert cause.hint == "pool twice"
     assert cause.reason == "its compiler refused the partition: a window of 9x9"
@@ -603,6 +588,7 @@ def test_run_time_errors_name_the_partition_of_a_rewritten_program():
         backends=[partitioner_for("RewritingBackend")],
         registry=registry,
     )
+
     with pytest.raises(
         PluginFailed, match="partition RewritingBackend_0 of method forward"
     ):
@@ -610,9 +596,7 @@ def test_run_time_errors_name_the_partition_of_a_rewritten_program():
 
 
 class AsksItsCompiler:
-    """Names the node to blame before anything is lowered, so that the others of its
-    partition are taken.
-    """
+    """Names the operator to blame before it lowers, so that the rest is delegated."""
 
     def __init__(self, compiler):
         self.compiler = compiler
@@ -662,6 +646,7 @@ def test_a_support_check_may_compile_an_extracted_program():
     assert not program.report.given_back
     assert len(program.delegates) == 9
     assert program.report.host["forward"]["aten.sin.default"] == 3
+
     compiled = program.delegates[0].module.original_module
     asked = next(
         p for p in support.programs if operator_names(p) == operator_names(compiled)
@@ -674,9 +659,9 @@ def test_a_support_check_may_compile_an_extracted_program():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_programs_are_eager_over_two_calls(seed):
-    """With writes, views and state; a third of the partitions is refused, and the next
-    backend takes half of it.
+def test_random_refused_partitions_equal_eager_over_two_calls(seed):
+    """A third of the partitions is refused. The next backend supports half of their
+    calls.
     """
     chance = random.Random(seed)
     module = aliasing_programs.Program(seed).eval()
@@ -708,12 +693,13 @@ def test_random_programs_are_eager_over_two_calls(seed):
         theirs = aliasing_programs.inputs(call)
         torch.testing.assert_close(program(*mine), eager(*theirs), rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
     assert len(first.seen) == sum(
         delegate.backend_id == "FirstBackend" for delegate in program.delegates
     ) + len(program.report.given_back)
 
 
-def test_an_error_that_is_its_own_cause_is_a_refusal():
+def test_an_error_that_causes_itself_is_a_refusal():
     class SelfCausedBackend(BackendDetails):
         @staticmethod
         def preprocess(edge_program, compile_specs):
@@ -726,5 +712,6 @@ def test_an_error_that_is_its_own_cause_is_a_refusal():
     lowered = delegraph.lower(
         nn.ReLU().eval(), (torch.ones(2),), backends=["broken"], registry=registry
     )
+
     assert lowered.delegates == []
     assert "RuntimeError: cannot compile" in str(lowered.report)

@@ -1,6 +1,4 @@
-"""Symbolic sizes: they stay symbolic, cross the border of delegates as what they are,
-and keep their ranges.
-"""
+"""Symbolic sizes stay symbolic, and delegates take them as numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ ROWS = Dim("rows", min=2, max=12)
 
 
 class Sizes(torch.nn.Module):
-    """The size of one tensor shapes another; the host and the backend both compute with
-    it.
-    """
+    """Reshapes with the size of another tensor. Host and backend both compute with it."""
 
     def forward(self, x, y):
         rows = x.shape[0]
@@ -72,7 +68,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("largest", [None, 1])
-def test_every_size_in_the_range_gives_eager_results(program, registry, case, largest):
+def test_every_size_in_the_range_equals_eager(program, registry, case, largest):
     lowered = lower(program, registry, *CASES[case], largest=largest)
     for rows in (2, 3, 12):
         torch.testing.assert_close(
@@ -81,10 +77,11 @@ def test_every_size_in_the_range_gives_eager_results(program, registry, case, la
 
 
 def test_numbers_enter_and_leave_delegates_as_numbers(program, registry):
-    """One partition makes the sizes; others, which the sizes reach as inputs, use them."""
+    """One partition computes the sizes; the others get them as inputs."""
     lowered = lower(program, registry, largest=1)
     made = {a.name for d in lowered.delegates for a in d.outputs if a.dtype is None}
     taken = {a.name for d in lowered.delegates for a in d.inputs if a.dtype is None}
+
     assert made
     assert taken
     assert taken <= made
@@ -105,12 +102,14 @@ def test_values_keep_symbolic_types(program, registry):
     calls = [node for node in graph.nodes if node.target is CALL_DELEGATE]
     kinds = {type(v) for n in calls for v in n.meta["val"]}
     assert torch.SymInt in kinds
+
     parts = [
         node
         for node in graph.nodes
         if node.target is operator.getitem and node.args[0] in calls
     ]
     assert all(n.meta["val"] is n.args[0].meta["val"][n.args[1]] for n in parts)
+
     symbols = {
         str(d)
         for n in parts
@@ -125,6 +124,7 @@ def test_ranges_are_kept_by_the_parent_and_by_every_part(program, registry):
     expected = {
         str(k): (v.lower, v.upper) for k, v in program.range_constraints.items()
     }
+
     assert list(expected.values()) == [(2, 12)]
     for each in (
         lowered.exported_program(),
@@ -166,7 +166,7 @@ def test_the_parent_program_runs_and_can_be_lowered_again(program, registry):
         )
 
 
-def test_a_symbolic_input_that_is_no_tensor(registry):
+def test_a_symbolic_number_may_be_an_input(registry):
     class Scaled(torch.nn.Module):
         def forward(self, x, n):
             return x * n, torch.sort(x)[0] + n
@@ -181,7 +181,7 @@ def test_a_symbolic_input_that_is_no_tensor(registry):
         torch.testing.assert_close(lowered(x, n), Scaled()(x, n))
 
 
-def test_a_size_that_is_returned(registry):
+def test_a_size_may_be_returned(registry):
     class Returned(torch.nn.Module):
         def forward(self, x):
             return x + 1, x.shape[0] * 2
