@@ -1,4 +1,8 @@
-"""The cells of a matrix, with their dependencies and identity, a hash of these."""
+"""List the cells of a matrix: each is one model, quantized in one way, for one target.
+
+The identity of a cell is a hash of everything on which its row of figures depends. If
+the store has a row of this identity, the cell is not measured again.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +41,10 @@ FORM = 1
 
 @dataclass(frozen=True)
 class Cell:
-    """One model for one target.
+    """One model, quantized in one way, for one target.
 
-    ``depends`` has all dependencies of its row except its names, as a JSON value. The
-    machine is not part of it.
+    ``depends`` has everything on which its row depends except the names in ``key``, as a
+    JSON value. The machine is not part of it.
     """
 
     model: Model
@@ -65,10 +69,11 @@ class Cell:
         return ", ".join(self.key)
 
     def limits(self) -> dict[str, Any]:
+        """Return the limits of time and memory."""
         return {name: getattr(self.settings, name) for name in LIMITS}
 
     def job(self) -> dict[str, Any]:
-        """Return the facts that another process needs, as a JSON value."""
+        """Return the facts that another process needs to do the cell, as a JSON value."""
         return {
             "cell": self.identity,
             "model": self.model.text,
@@ -101,7 +106,7 @@ def cells_of(matrix: Matrix) -> list[Cell]:
     for quantizer in filter(None, quantizers):
         if not quantizer.rpartition(":")[0].endswith(".py"):
             registry.spec(quantizer)
-    # where the default is not there, rows say so
+    # raises FormatNotFound, but if the default format is missing, its rows have the error
     for suffix in sorted({*matrix.settings.files} - {*Settings.files}):
         registry.find(FormatSpec, f"program{suffix}")
     digests = _Digests(matrix.folder)
@@ -114,26 +119,23 @@ def cells_of(matrix: Matrix) -> list[Cell]:
                 versions = known_versions(
                     target.backends, scheme_of(model.text), matrix.settings.files
                 )
-                depends = _depends(
-                    matrix, model, target, quantization, digests, versions
-                )
                 found.append(
                     Cell(
                         model,
                         target,
                         quantization,
-                        matrix.settings,
-                        matrix.folder,
-                        depends,
+                        settings=matrix.settings,
+                        folder=matrix.folder,
+                        depends=_depends(
+                            matrix, model, target, quantization, digests, versions
+                        ),
                     )
                 )
     return found
 
 
 def _check_options(target: Target, backends: Mapping[str, BackendSpec]) -> None:
-    """Raises OptionError for an option that its backend does not have, or for a value
-    of another type.
-    """
+    """Raise OptionError for an unknown option, or for a value of a wrong type."""
     for backend, given in target.options.items():
         known = {spec.name: spec for spec in backends[backend].options}
         for name, value in given.items():
@@ -159,7 +161,10 @@ def _depends(
     digests: _Digests,
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return ``Cell.depends``, with hashes of files, so that a folder may be moved."""
+    """Return ``Cell.depends``.
+
+    It has hashes of files instead of absolute paths: the folder may be moved.
+    """
     settings = asdict(matrix.settings)
     for name in (*LIMITS, "cache"):
         del settings[name]
@@ -184,7 +189,10 @@ def _depends(
 
 
 def scheme_of(model: str) -> str:
-    """``timm`` of the MODEL ``timm:resnet18``; of a file, a text that is no scheme."""
+    """Return the scheme of a MODEL: ``timm`` for ``timm:resnet18``.
+
+    For a file, the result is a text that no plugin has as a scheme.
+    """
     return model.partition(":")[0]
 
 
@@ -196,7 +204,7 @@ class _Digests:
         self._known = dict[str, str]()
 
     def of(self, name: str) -> str:
-        """Raises UsageError for a file that cannot be read."""
+        """Return the hash of a file. Raises UsageError if it cannot be read."""
         if name not in self._known:
             digest = hashlib.sha256()
             try:
@@ -212,10 +220,9 @@ class _Digests:
         return self._known[name]
 
     def of_model(self, text: str) -> str | None:
-        """Return the hash of the file in ``path.py:function`` or ``path``, with that of
-        a file of weights.
+        """Return the hash of the file of a MODEL, and that of its weights, if it has any.
 
-        None for other models.
+        Returns None for a MODEL without a file, such as ``timm:resnet18``.
         """
         model, weights = without_weights(text)
         head = model.rpartition(":")[0]
@@ -228,74 +235,76 @@ class _Digests:
 def versions_of(
     backends: Sequence[str], scheme: str, files: Sequence[str]
 ) -> dict[str, str]:
-    """Return the versions of all distributions that lower a model for these backends.
+    """Return name -> version of all distributions that lower a model for these backends.
 
-    These belong to the backends, the model's ``scheme`` and the formats of ``files``,
-    with their requirements. Unusable ones count too: with their missing requirements
-    installed, the cell is another.
+    These are the distributions of the backends, of the model's ``scheme`` and of the
+    formats of ``files``, and the requirements of all these. Plugins that cannot be used
+    count, too: the row changes when their missing requirements are installed.
     """
     registry = default_registry()
     wanted = {"delegraph", "torch", "torchao", "delegraph-quantize"}
-    wanted |= {
-        record.distribution
-        for spec, record in registry.declared(ModelSpec)
-        if spec.scheme == scheme
-    }
-    wanted |= {
-        record.distribution
-        for spec, record in registry.declared(FormatSpec)
-        if spec.suffix in files
-    }
+    for spec, record in registry.declared(ModelSpec):
+        if spec.scheme == scheme:
+            wanted.add(record.distribution)
+    for format_spec, record in registry.declared(FormatSpec):
+        if format_spec.suffix in files:
+            wanted.add(record.distribution)
     for name in backends:
         try:
             distribution = registry.entry(name).producer[0]
         except DelegraphError:  # broken: its row has the error
             continue
         wanted |= {distribution, *registry.spec(name).traits.composes}
-    wanted |= {
-        name for distribution in tuple(wanted) for name in _required(distribution)
-    }
-    return {name: version for name in sorted(wanted) for version in _installed(name)}
+    for distribution in tuple(wanted):
+        wanted.update(_required(distribution))
+    found = {}
+    for name in sorted(wanted):
+        version = _installed_version(name)
+        if version is not None:
+            found[name] = version
+    return found
 
 
-def _required(distribution: str) -> Iterator[str]:
+def _required(distribution: str) -> list[str]:
+    """Return the names of the requirements of a distribution of delegraph.
+
+    For another one, such as torch, return []: its version determines them.
+    """
+    if not distribution.startswith("delegraph"):
+        return []
     try:
         listed = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
-        return
-    # the version of torch determines its requirements
-    own = distribution.startswith("delegraph")
-    yield from (
-        re.split(r"[^\w.-]", text)[0].lower().replace("_", "-")
-        for text in listed
-        if own
-    )
+        return []
+    # "torch_x>=2; extra == 'y'" -> "torch-x"
+    return [re.split(r"[^\w.-]", text)[0].lower().replace("_", "-") for text in listed]
 
 
 @functools.cache
-def _installed(distribution: str) -> tuple[str, ...]:
-    """The version of a distribution, if it is there; with a hash of its code if that is
-    being edited.
+def _installed_version(distribution: str) -> str | None:
+    """Return the version of a distribution; None if it is not installed.
+
+    For an editable install, the version has a hash of the Python files.
     """
     try:
         found = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
-        return ()
+        return None
     url = json.loads(found.read_text("direct_url.json") or "{}")
     if not url.get("dir_info", {}).get("editable"):
-        return (found.version,)
+        return found.version
     folder = Path(url2pathname(urlparse(url["url"]).path))
     digest = hashlib.sha256()
     for path in sorted(_python_files(folder)):
-        digest.update(
-            f"{path.relative_to(folder).as_posix()}\0".encode()
-            + hashlib.sha256(path.read_bytes()).digest()
-        )
-    return (f"{found.version}+edited.{digest.hexdigest()[:12]}",)
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"{found.version}+edited.{digest.hexdigest()[:12]}"
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
+    """Yield the Python files below a folder, without tests and hidden folders."""
     for place, folders, files in os.walk(folder):
+        # ``os.walk`` descends only into the folders that remain in its list
         folders[:] = [
             name for name in folders if not name.startswith(".") and name != "tests"
         ]
@@ -303,10 +312,10 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def shard(cells: Sequence[Cell], text: str) -> list[Cell]:
-    """The cells of ``i/n``: by identity, so that a cell stays in its shard while others
-    come and go.
+    """Return the cells of shard ``i/n``, such as the second of four for ``2/4``.
 
-    Raises UsageError for a text that is none.
+    The identity of a cell determines its shard, so the shard does not change if other
+    cells are added or removed. Raises UsageError for another text.
     """
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):

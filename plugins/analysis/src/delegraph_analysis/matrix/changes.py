@@ -1,4 +1,7 @@
-"""Compare two runs of a matrix for ``delegraph matrix diff``, beyond noise."""
+"""Compare two runs of a matrix for ``delegraph matrix diff``.
+
+Changes that are smaller than the noise of a measurement are left out.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, NamedTuple
 from delegraph.io.escape_for_terminal import printable
 
 from ..junit_xml import Case, junit_xml
-from .rows import agrees, key_of, status, worst_error
+from .rows import agrees, key_of, share, status, worst_error
 from .tables import file_bytes, milliseconds, peak_bytes, why
 
 Row = Mapping[str, Any]
@@ -26,11 +29,11 @@ others.
 NOISE = 0.1
 """The share by which a latency may change, if no other limit is given."""
 _ONCE = 0.5
-"""The same for lowering time and memory, which are measured once."""
+"""The share by which lowering time and memory may change: they are measured once."""
 _SIZE = 0.01
-"""The same for files."""
+"""The share by which the size of a file may change."""
 _ERROR = 3.0
-"""The same for errors of values, which rounding changes."""
+"""The factor by which errors of values may change, since rounding differs."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,9 @@ def changes(
         else:
             differences = list(_of_cell(old[key], new[key], noise))
         found += [Change(*key, *difference) for difference in differences]
-    order = (WORSE, BETTER, OTHER)
+    ways = (WORSE, BETTER, OTHER)
     return sorted(
-        found, key=lambda change: (order.index(change.way), KINDS.index(change.kind))
+        found, key=lambda change: (ways.index(change.way), KINDS.index(change.kind))
     )
 
 
@@ -91,41 +94,43 @@ class _Difference(NamedTuple):
 
 def _of_cell(old: Row, new: Row, noise: float) -> Iterator[_Difference]:
     """Yield the changes of one cell. If it failed before or now, only that is compared."""
-    was = old["error"] is not None
-    now = new["error"] is not None
-    if was or now:
-        if was != now:
-            way = WORSE if now else BETTER
-            reason = why(new if now else old)
+    failed_before = old["error"] is not None
+    fails_now = new["error"] is not None
+    if failed_before or fails_now:
+        if failed_before != fails_now:
+            way = WORSE if fails_now else BETTER
+            reason = why(new if fails_now else old)
             yield _Difference("failed", way, status(old), status(new), reason)
         elif old["error"]["code"] != new["error"]["code"]:
-            codes = old["error"]["code"], new["error"]["code"]
-            yield _Difference("failed", OTHER, *codes, why(new))
+            yield _Difference(
+                "failed", OTHER, old["error"]["code"], new["error"]["code"], why(new)
+            )
         return
     yield from _values(old, new)
     yield from _delegation(old, new)
     yield from _size(old, new)
     if _machine(old) == _machine(new):
         yield from _latency(old, new, noise)
-        yield from _once(
+        yield from _single_figure(
             "lowering",
             _lowering(old),
             _lowering(new),
-            _ONCE,
-            0.5,
-            lambda v: f"{v:.2f} s of CPU",
+            share=_ONCE,
+            least=0.5,
+            shown=lambda seconds: f"{seconds:.2f} s of CPU",
         )
-        yield from _once(
+        yield from _single_figure(
             "memory",
             peak_bytes(old),
             peak_bytes(new),
-            _ONCE,
-            32e6,
-            lambda v: f"{v / 1e6:.0f} MB",
+            share=_ONCE,
+            least=32e6,
+            shown=lambda size: f"{size / 1e6:.0f} MB",
         )
 
 
 def _values(old: Row, new: Row) -> Iterator[_Difference]:
+    """Compare the agreement with eager, then the largest error."""
     agreed = agrees(old)
     agreeing = agrees(new)
     before = worst_error(old)
@@ -152,9 +157,10 @@ def _delegation(old: Row, new: Row) -> Iterator[_Difference]:
 
     Shares are compared since another torch may give a model other operators.
     """
-    before = _share(old)
-    after = _share(new)
+    before = share(old) or 0.0
+    after = share(new) or 0.0
     if before != after:
+        # some of the operators that are left to the host in one of the rows only
         moved = sorted(_left(new) ^ _left(old))[:3]
         yield _Difference(
             "delegated",
@@ -167,37 +173,36 @@ def _delegation(old: Row, new: Row) -> Iterator[_Difference]:
         way = WORSE if new["delegates"] > old["delegates"] else BETTER
         if before != after:
             way = OTHER
-        counts = str(old["delegates"]), str(new["delegates"])
-        yield _Difference("delegates", way, *counts)
-
-
-def _share(row: Row) -> float:
-    share: float = row["delegated"] / row["operators"] if row["operators"] else 1.0
-    return share
+        yield _Difference(
+            "delegates", way, str(old["delegates"]), str(new["delegates"])
+        )
 
 
 def _left(row: Row) -> set[str]:
+    """Return the operators that are left to the host, with reasons."""
     return {f"{cause['operator']} ({cause['reason'][:80]})" for cause in row["causes"]}
 
 
 def _size(old: Row, new: Row) -> Iterator[_Difference]:
+    """Compare the sizes of the files; without files, of the delegates' blobs."""
     if (file_bytes(old) is None) != (file_bytes(new) is None):
         return
-    yield from _once(
+    yield from _single_figure(
         "size",
         file_bytes(old) or old["bytes"],
         file_bytes(new) or new["bytes"],
-        _SIZE,
-        1024,
-        lambda v: f"{v:,} bytes",
+        share=_SIZE,
+        least=1024,
+        shown=lambda size: f"{size:,} bytes",
     )
 
 
 def _latency(old: Row, new: Row, noise: float) -> Iterator[_Difference]:
-    """Compare latencies, unless calls of the two runs overlap.
+    """Compare latencies, unless times of the two runs overlap.
 
-    The slowdown of eager PyTorch, called alternately, is subtracted, since it comes
-    from the machine. Runs with few calls are not compared.
+    If eager PyTorch, called alternately, became slower by a factor, so did the machine:
+    a latency changed only if it did so with and without this factor. Runs with few
+    calls are not compared.
     """
     before = milliseconds(old, "latency")
     after = milliseconds(new, "latency")
@@ -248,22 +253,28 @@ _BUSY = 4.0
 
 
 def _lowering(row: Row) -> float | None:
+    """Return the seconds of CPU that lowering took."""
     found: float | None = row["measured"]["cpu"].get("lower")
     return found
 
 
-def _once(
+def _single_figure(
     kind: str,
     old: Any,
     new: Any,
-    factor: float,
+    *,
+    share: float,
     least: float,
     shown: Callable[[Any], str],
 ) -> Iterator[_Difference]:
-    """Compare a figure without repetitions by a factor and a least difference."""
+    """Compare a figure that was measured once; smaller is better.
+
+    It changed if the difference is above ``least``, and above a ``share`` of the
+    smaller figure.
+    """
     if old is None or new is None:
         return
-    if abs(new - old) > max(least, factor * min(old, new)):
+    if abs(new - old) > max(least, share * min(old, new)):
         way = WORSE if new > old else BETTER
         yield _Difference(kind, way, shown(old), shown(new))
 
@@ -271,9 +282,7 @@ def _once(
 def _machine(row: Row) -> Any:
     """Return the properties that times depend on, without the machine's name."""
     machine = row["measured"]["machine"] or {}
-    return [machine.get(name) for name in ("cpu", "cpus")] + [
-        row["settings"]["threads"]
-    ]
+    return machine.get("cpu"), machine.get("cpus"), row["settings"]["threads"]
 
 
 KINDS = (
@@ -289,7 +298,9 @@ KINDS = (
     "memory",
     "new",
 )
+"""All kinds of changes, the most important first."""
 GATES = KINDS[:-1]
+"""The kinds that ``--gate`` accepts: a new cell is never worse."""
 
 
 def gate(found: Sequence[Change], kinds: Sequence[str]) -> list[Change]:
@@ -320,7 +331,10 @@ def busy(before: Sequence[Row], after: Sequence[Row]) -> int:
 
 
 def overall(before: Sequence[Row], after: Sequence[Row]) -> str:
-    """Describe the median change of all latencies, which single cells cannot show."""
+    """Describe the median change of all latencies; "" if there are few.
+
+    It shows a small change of all cells, which is noise in each of them.
+    """
     old = {key_of(row): milliseconds(row, "latency") for row in before}
     pairs = [(old.get(key_of(row)), milliseconds(row, "latency")) for row in after]
     factors = [now / was for was, now in pairs if was and now]
@@ -333,6 +347,7 @@ def overall(before: Sequence[Row], after: Sequence[Row]) -> str:
 
 
 _FEW = 5
+"""With fewer cells, the median change is noise, too."""
 
 
 def junit(rows: Sequence[Row], found: Sequence[Change], kinds: Sequence[str]) -> bytes:
@@ -341,16 +356,15 @@ def junit(rows: Sequence[Row], found: Sequence[Change], kinds: Sequence[str]) ->
     """
     failing: dict[tuple[str, str, str], list[str]] = {}
     for change in gate(found, kinds):
-        failing.setdefault((change.model, change.target, change.quantize), []).append(
-            str(change)
-        )
+        key = change.model, change.target, change.quantize
+        failing.setdefault(key, []).append(str(change))
     return _cells_as_junit(
         rows, {key: "\n".join(texts) for key, texts in failing.items()}
     )
 
 
 def junit_of_rows(rows: Sequence[Row]) -> bytes:
-    """Return the same for one run: failed cells are failed tests."""
+    """Return a test suite for each model of one run: failed cells are failed tests."""
     return _cells_as_junit(
         rows, {key_of(row): why(row) for row in rows if row["error"] is not None}
     )

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from delegraph.errors import InputError, UsageError
 
@@ -20,7 +20,8 @@ from delegraph.errors import InputError, UsageError
 class Model:
     """A MODEL as ``delegraph lower`` takes it.
 
-    ``calibration``: an .npz file; without, its example inputs are taken.
+    ``calibration``: an .npz file with inputs for its quantization; None: the model's
+    example inputs.
     """
 
     text: str
@@ -30,10 +31,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Target:
-    """Backends in order of preference; none of them is the host alone.
+    """Backends in order of preference. Without backends, all operators stay on the host.
 
-    ``options``: backend -> option -> value. ``quantizer``: as in ``Quantization``;
-    None: that of the quantization.
+    ``options``: backend -> option -> value. ``quantizer``: replaces the quantizer of a
+    ``Quantization``, if it is not None.
     """
 
     name: str
@@ -44,11 +45,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a model is quantized. ``float`` is not; ``int8`` is, by ``quantizer``.
+    """How a model is quantized. With the name ``float``, it is not quantized.
 
-    ``quantizer``: the name of a backend that has one, or ``path.py:function``, which
-    returns one of torchao's. None: that of the first of the target's backends that has
-    one, else of the default backend that has one.
+    ``quantizer``: the name of a backend with a quantizer, or ``path.py:function``, which
+    returns a quantizer of torchao. None chooses the target's first backend with a
+    quantizer, or else the default backend with one.
     """
 
     name: str
@@ -98,9 +99,10 @@ LIMITS = ("time_limit", "memory_limit")
 
 @dataclass(frozen=True)
 class Matrix:
-    """``folder``: where relative paths begin.
+    """Models, and the targets and quantizations for which each of them is measured.
 
-    ``depends``: files that models import, on which rows depend as well.
+    ``folder``: relative paths begin here. ``depends``: further files, such as modules
+    that models import. If one changes, all cells are measured again.
     """
 
     models: tuple[Model, ...]
@@ -112,7 +114,7 @@ class Matrix:
 
 
 def read_matrix(path: Path) -> Matrix:
-    """The matrix in a TOML file; globs and paths in it are relative to its folder.
+    """Return the matrix in a TOML file. Paths and globs in it begin at its folder.
 
     Raises InputError.
     """
@@ -142,52 +144,48 @@ def _matrix(content: Mapping[str, Any], folder: Path) -> Matrix:
     for key in ("models", "backends"):
         if not isinstance(content.get(key), list) or not content[key]:
             raise Wrong(f"{key} is a list of at least one entry")
-    listed = content.get("quantize", [FLOAT])
     options = _table(content.get("options", {}), "options")
     targets = [_target(entry, options) for entry in content["backends"]]
-    if unused := sorted(
-        set(options) - {name for target in targets for name in target.backends}
-    ):
-        raise Wrong(f"options of {unused[0]}, which no entry of backends has")
-    return checked(
-        Matrix(
-            tuple(
-                model for entry in content["models"] for model in _models(entry, folder)
-            ),
-            tuple(targets),
-            tuple(
-                _quantization(entry)
-                for entry in (listed if isinstance(listed, list) else [listed])
-            ),
-            settings_of(_table(content.get("settings", {}), "settings")),
-            folder,
-            tuple(_texts(content.get("depends", []), "depends")),
-        ),
-        Wrong,
+    unused = set(options)
+    for target in targets:
+        unused -= {*target.backends}
+    if unused:
+        raise Wrong(f"options of {min(unused)}, which no entry of backends has")
+    models: list[Model] = []
+    for entry in content["models"]:
+        models += _models(entry, folder)
+    quantize = content.get("quantize", [FLOAT])
+    if not isinstance(quantize, list):
+        quantize = [quantize]
+    matrix = Matrix(
+        models=tuple(models),
+        targets=tuple(targets),
+        quantizations=tuple(map(_quantization, quantize)),
+        settings=settings_of(_table(content.get("settings", {}), "settings")),
+        folder=folder,
+        depends=tuple(_texts(content.get("depends", []), "depends")),
     )
+    return checked(matrix, Wrong)
 
 
 def _models(entry: Any, folder: Path) -> list[Model]:
-    """An entry of ``models``: a text, which may be a glob, or a table."""
+    """Return the models of an entry of ``models``: a text, maybe a glob, or a table."""
     if isinstance(entry, str):
         return [Model(text, name_of(text)) for text in expand(entry, folder)]
     table = _table(entry, "an entry of models")
     _expect_keys(table, ("model", "name", "calibration"), "an entry of models")
     text = _text(table.get("model"), "model")
-    calibration = table.get("calibration")
-    named = _text(table.get("name", name_of(text)), "name")
-    return [
-        Model(
-            text,
-            named,
-            None if calibration is None else _text(calibration, "calibration"),
-        )
-    ]
+    name = _text(table.get("name", name_of(text)), "name")
+    calibration = None
+    if table.get("calibration") is not None:
+        calibration = _text(table["calibration"], "calibration")
+    return [Model(text, name, calibration)]
 
 
 def expand(text: str, folder: Path) -> list[str]:
-    """The files that a glob finds, in order; a text that is none is itself, whether
-    there is such a file or not.
+    """Return the files that a glob matches, sorted; any other text as it is.
+
+    Raises UsageError if no file matches.
     """
     if not glob.has_magic(text):
         return [text]
@@ -198,8 +196,8 @@ def expand(text: str, folder: Path) -> list[str]:
 
 
 def name_of(text: str) -> str:
-    """A short name of a MODEL: ``resnet18`` for ``models.py:resnet18`` and for
-    ``resnet18.pt2``.
+    """Return a short name of a MODEL, such as ``resnet18`` for ``models.py:resnet18``
+    and for ``resnet18.pt2``.
     """
     head, colon, function = text.rpartition(":")
     if colon and head.endswith(".py"):
@@ -208,7 +206,10 @@ def name_of(text: str) -> str:
 
 
 def _target(entry: Any, shared: Mapping[str, Any]) -> Target:
-    """An entry of ``backends``: a name, a list of names, or a table."""
+    """Return the target of an entry of ``backends``: a name, a list, or a table.
+
+    ``shared``: the options of all targets, by backend. Those of the entry precede them.
+    """
     if isinstance(entry, str):
         return target_of([entry], shared)
     if isinstance(entry, list):
@@ -226,22 +227,21 @@ def _target(entry: Any, shared: Mapping[str, Any]) -> Target:
             f"options of {', '.join(foreign)} in an entry for"
             f" {', '.join(backends) or 'the host'}"
         )
-    quantizer = table.get("quantizer")
-    named = replace(
-        target, quantizer=None if quantizer is None else _text(quantizer, "quantizer")
-    )
-    return (
-        replace(named, name=_text(table["name"], "name")) if "name" in table else named
-    )
+    if table.get("quantizer") is not None:
+        target = replace(target, quantizer=_text(table["quantizer"], "quantizer"))
+    if "name" in table:
+        target = replace(target, name=_text(table["name"], "name"))
+    return target
 
 
 def target_of(
     backends: Sequence[str], options: Mapping[str, Mapping[str, Any]]
 ) -> Target:
-    """The target of these backends, with those of the options that are theirs."""
-    own = {
-        b: dict(_table(options[b], f"options.{b}")) for b in backends if options.get(b)
-    }
+    """Return the target of these backends, with their ``options``."""
+    own = {}
+    for backend in backends:
+        if options.get(backend):
+            own[backend] = dict(_table(options[backend], f"options.{backend}"))
     return Target(" + ".join(backends) or HOST, tuple(backends), own)
 
 
@@ -250,7 +250,7 @@ HOST = "host"
 
 
 def _quantization(entry: Any) -> Quantization:
-    """An entry of ``quantize``: ``float``, ``int8``, or a table."""
+    """Return the quantization of an entry of ``quantize``: a name or a table."""
     if isinstance(entry, str):
         if entry not in _NAMES:
             raise Wrong(
@@ -265,27 +265,43 @@ def _quantization(entry: Any) -> Quantization:
     )
 
 
-def _is_positive(value: Any) -> bool:
-    return bool(value > 0)
+class _Accepted(NamedTuple):
+    """The values of a setting: their type, a check, and a description for errors."""
+
+    kind: type
+    holds: Callable[[Any], bool]
+    text: str
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value fits; an int fits a setting of floats."""
+        if isinstance(value, bool) and self.kind is not bool:
+            return False
+        is_number = self.kind is float and isinstance(value, int)
+        return (is_number or isinstance(value, self.kind)) and self.holds(value)
 
 
-_BOUNDS: Mapping[str, tuple[type, Callable[[Any], bool], str]] = {
-    "verify": (bool, lambda v: True, "true or false"),
-    "runs": (int, lambda v: v >= 0, "a number from 0 on"),
-    "threads": (int, _is_positive, "a number from 1 on"),
-    "keep_files": (bool, lambda v: True, "true or false"),
-    "time_limit": (float, lambda v: 0 < v < 1e9, "a number of seconds"),
-    "memory_limit": (float, lambda v: 0 < v < 1e9, "a number of MB"),
-    "tolerance": (float, _is_positive, "a number above 0"),
-    "require_agreement": (bool, lambda v: True, "true or false"),
-    "require_full": (bool, lambda v: True, "true or false"),
-    "min_delegated": (float, lambda v: 0 <= v <= 1, "a share from 0 to 1"),
-    "max_delegates": (int, lambda v: v >= 0, "a number from 0 on"),
+_FLAG = _Accepted(bool, lambda v: True, "true or false")
+_COUNT = _Accepted(int, lambda v: v >= 0, "a number from 0 on")
+_ACCEPTED: Mapping[str, _Accepted] = {
+    "verify": _FLAG,
+    "runs": _COUNT,
+    "threads": _Accepted(int, lambda v: v > 0, "a number from 1 on"),
+    "keep_files": _FLAG,
+    "time_limit": _Accepted(float, lambda v: 0 < v < 1e9, "a number of seconds"),
+    "memory_limit": _Accepted(float, lambda v: 0 < v < 1e9, "a number of MB"),
+    "tolerance": _Accepted(float, lambda v: v > 0, "a number above 0"),
+    "require_agreement": _FLAG,
+    "require_full": _FLAG,
+    "min_delegated": _Accepted(float, lambda v: 0 <= v <= 1, "a share from 0 to 1"),
+    "max_delegates": _COUNT,
 }
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Return settings, with defaults for those that are missing or None."""
+    """Return settings, with defaults for those that are missing or None.
+
+    Raises Wrong for an unknown name or a value that does not fit.
+    """
     names = [f.name for f in fields(Settings)]
     _expect_keys(given, names, "settings")
     known: dict[str, Any] = {}
@@ -297,21 +313,18 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         elif name == "cache":
             known[name] = _text(value, name)
         else:
-            kind, holds, wanted = _BOUNDS[name]
-            fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
-            if (
-                not fits
-                or (isinstance(value, bool) and kind is not bool)
-                or not holds(value)
-            ):
-                raise Wrong(f"{name} is {wanted}, not {value!r}")
-            known[name] = kind(value)
+            accepted = _ACCEPTED[name]
+            if not accepted.accepts(value):
+                raise Wrong(f"{name} is {accepted.text}, not {value!r}")
+            known[name] = accepted.kind(value)
     return Settings(**known)
 
 
 def checked(matrix: Matrix, wrong: Callable[[str], Exception]) -> Matrix:
-    """The matrix, if no two models, targets or quantizations have one name, and no
-    target has a backend twice; else raises ``wrong(why)``.
+    """Return the matrix after a check of its names.
+
+    Raises ``wrong(why)`` if two models, targets or quantizations have one name, or a
+    target has a backend twice.
     """
     for kind, listed in (
         ("models", matrix.models),
@@ -325,10 +338,9 @@ def checked(matrix: Matrix, wrong: Callable[[str], Exception]) -> Matrix:
                 f"two entries of {kind} are called {twice[0]!r}; give one another name"
             )
     for target in matrix.targets:
-        if again := next(
-            (name for name in target.backends if target.backends.count(name) > 1), None
-        ):
-            raise wrong(f"{target.name!r} has the backend {again!r} twice")
+        for name in target.backends:
+            if target.backends.count(name) > 1:
+                raise wrong(f"{target.name!r} has the backend {name!r} twice")
     return matrix
 
 
@@ -356,9 +368,7 @@ def _texts(value: Any, what: str) -> list[str]:
 
 
 def place_of(text: str, folder: Path) -> str:
-    """A MODEL as it is read from any folder: paths become absolute, ``scheme:name``
-    stays.
-    """
+    """Return a MODEL with absolute paths; ``scheme:name`` stays as it is."""
     model, weights = without_weights(text)
     head = model.rpartition(":")[0]
     if not (head.endswith(".py") or model.endswith((".py", ".pt2"))):

@@ -1,4 +1,4 @@
-"""The one function that executors are given, wherever they run it: bytes in, bytes out."""
+"""Define the function that executors run, maybe on other machines: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from .forking import Lost, run_in_fork
 
 
 def run(message: bytes) -> bytes:
-    """Do a cell in a process of its own: JSON of its request in, JSON of how that ended
-    out.
+    """Do a cell in a process of its own.
+
+    ``message``: the request as JSON, see ``Work._message``. Returns JSON: the result of
+    ``ForkingProcess.run`` or ``lost``, with facts about the machine.
     """
     request = json.loads(message)
     try:
@@ -31,34 +33,33 @@ def run(message: bytes) -> bytes:
 def machine() -> dict[str, Any]:
     """Return the facts about this machine on which figures depend."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = {
+    return {
         "node": platform.node(),
         "cpu": _processor(),
         "cpus": os.cpu_count(),
         "memory": memory,
+        "system": platform.platform(),
+        "python": platform.python_version(),
     }
-    return {**found, "system": platform.platform(), "python": platform.python_version()}
 
 
 def _processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    named = (
-        line.partition(":")[2].strip()
-        for line in lines
-        if line.startswith("model name")
-    )
-    return next(named, platform.machine())
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _now() -> str:
-    """In UTC, so that texts of several machines sort by time."""
+    """Return the time in UTC, so that texts of several machines sort by time."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _load() -> float:
-    """How many processes wanted a processor in the last minute, for each processor."""
+    """Return the average number of ready processes per processor in the last minute."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)

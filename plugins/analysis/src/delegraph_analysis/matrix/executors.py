@@ -1,7 +1,7 @@
-"""Executors by name: threads of this process, Dask, submitit, or a user's own.
+"""Make executors by name: threads of this process, Dask, submitit, or a user's own.
 
-A user's own has the methods of ``concurrent.futures``. Each cell has its own process,
-so the jobs of an executor only wait for one.
+A user's own has the methods of ``concurrent.futures.Executor``. A job of an executor
+starts a process for its cell, and waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMS = (
 
 @dataclass
 class Engine:
-    """An executor; ``most`` limits the jobs that it has at a time, None does not."""
+    """An executor. ``most``: the most jobs that it gets at a time; None: all."""
 
     executor: Any
     most: int | None = None
@@ -74,7 +74,7 @@ def _process(
 def _dask(
     rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float
 ) -> Engine:
-    distributed = _package("distributed", "distributed")
+    distributed = _import("distributed")
     if not rest:
         raise OptionError(
             "option-invalid",
@@ -109,9 +109,9 @@ def _submitit(
 
     ``jobs=N`` of the parameters limits the jobs in the queue.
     """
-    submitit = _package("submitit", "submitit")
+    submitit = _import("submitit")
     given = {"timeout_min": math.ceil(time_limit / 60) + 10, **parameters}
-    # a local one starts all at once
+    # the local cluster would start all jobs at once
     most = given.pop("jobs", (os.cpu_count() or 1) if cluster == "local" else None)
     try:
         executor = submitit.AutoExecutor(folder=store / "jobs", cluster=cluster)
@@ -147,6 +147,7 @@ def _parameters(text: str) -> dict[str, Any]:
 
 
 def _count(text: str, kind: str) -> int:
+    """Return the number of processes in a text; "" is one for each processor."""
     if not text:
         return os.cpu_count() or 1
     if not text.isdecimal() or not int(text):
@@ -156,13 +157,13 @@ def _count(text: str, kind: str) -> int:
     return int(text)
 
 
-def _package(module: str, distribution: str) -> Any:
+def _import(package: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(package)
     except ImportError as e:
-        text = f"this executor needs {distribution}, which cannot be imported: {e}"
+        text = f"this executor needs {package}, which cannot be imported: {e}"
         raise PluginUnavailable(
-            "plugin-unavailable", text, hint=f"pip install {distribution}"
+            "plugin-unavailable", text, hint=f"pip install {package}"
         ) from e
 
 

@@ -1,4 +1,7 @@
-"""Start processes that fork for cells, and keep them for later cells."""
+"""Start processes that fork for each cell, and reuse them for later cells.
+
+``process`` is the code that runs in them.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from typing import Any
 from delegraph.errors import DelegraphError
 
 START_LIMIT = 300.0
-"""Seconds in which such a process must be ready."""
+"""Seconds in which a new process must be ready, or begin a cell."""
 _LATE = 60.0
 """Seconds after its time limit in which the answer of a cell must arrive."""
 
 
 class Lost(Exception):
-    """The process that waits for the cell ended itself."""
+    """The process that forked for the cell has ended, so there is no answer."""
 
 
 class ForkingProcess:
@@ -32,7 +35,7 @@ class ForkingProcess:
 
     def __init__(self, threads: int) -> None:
         """Start the process, with ``threads`` of PyTorch; ``run`` waits until it is ready."""
-        # nothing is imported from the working directory
+        # without "", which would import modules from the working directory
         path = [p for p in sys.path if isinstance(p, str) and p]
         begin = (
             f"import sys; sys.path[:] = {path!r}; from"
@@ -56,7 +59,7 @@ class ForkingProcess:
         self.pid = self._process.pid
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Do a cell: see ``process``.
+        """Do a cell; return the result of ``process._supervised``.
 
         Raises Lost if the process ends, DelegraphError if it cannot start.
         """
@@ -114,7 +117,7 @@ class ForkingProcess:
         return content
 
     def stop(self) -> None:
-        """Let the process end its cell and exit; the thread that waits gets Lost."""
+        """Let the process end its cell and exit. The thread in ``run`` gets Lost."""
         with contextlib.suppress(OSError):
             self._requests.close()
         if not self._ready:  # it still imports torch, and has no cell
@@ -132,7 +135,7 @@ class ForkingProcess:
 
 
 _CLOSING = 10.0
-"""Seconds for ending its cell; without one it ends at once."""
+"""Seconds in which a process must end its cell and exit."""
 
 
 class _Processes:
@@ -145,20 +148,25 @@ class _Processes:
         self._owner = os.getpid()
 
     def take(self, threads: int) -> ForkingProcess:
+        """Return a waiting process, or a new one."""
         with self._lock:
             waiting = self._waiting.get(threads)
-            # in a fork, they belong to the other process
-            is_there = waiting and self._owner == os.getpid()
-            process = waiting.pop() if waiting and is_there else ForkingProcess(threads)
+            # after a fork of this process, the waiting ones belong to the other copy
+            if waiting and self._owner == os.getpid():
+                process = waiting.pop()
+            else:
+                process = ForkingProcess(threads)
             self._busy.add(process)
         return process
 
     def give_back(self, process: ForkingProcess, threads: int) -> None:
+        """Keep a process that is no longer busy."""
         with self._lock:
             self._busy.discard(process)
             self._waiting.setdefault(threads, []).append(process)
 
     def lose(self, process: ForkingProcess) -> None:
+        """Forget a busy process, which has ended."""
         with self._lock:
             self._busy.discard(process)
 
@@ -203,7 +211,7 @@ def run_in_fork(request: Mapping[str, Any], threads: int) -> dict[str, Any]:
 
 
 def give_back(process: ForkingProcess, threads: int) -> None:
-    """Keep a process, with so many threads of PyTorch, for a later cell."""
+    """Keep a process with this number of PyTorch threads for a later cell."""
     _PROCESSES.give_back(process, threads)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def prepare(torch: Any) -> None:
     """Import the modules that each cell needs, before the forks.
 
-    None of them starts a thread.
+    None of them starts a thread, which a fork would lose.
     """
     import delegraph
     import delegraph.report
@@ -38,38 +38,38 @@ def prepare(torch: Any) -> None:
     from .. import comparison  # noqa: F401
 
     assert callable(delegraph.lower)
-    # the first one imports much more
+    # the first export imports many more modules
     torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))
 
 
 def cell(
     job: Mapping[str, Any], store: Mapping[str, str], begin: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Do a cell, and call ``begin`` with each stage.
+    """Do a cell, and call ``begin`` with the name of each stage.
 
-    Returns ``found``, the fields of the row, and ``parcel``, files for another machine.
-    ``job``: see ``Cell.job``. ``store``: see ``Store.address``. An error that is not
-    the cell's fault, such as a full disk, is ``stop``, which ends the whole matrix.
+    ``job``: see ``Cell.job``. ``store``: see ``Store.address``. Returns ``found``, the
+    fields of the row, and ``parcel``, the files if this machine does not see the store.
+    If an error is not the cell's fault, such as a full disk, returns only ``stop``, the
+    error: it ends the whole matrix.
     """
     import torch
 
     target = place_for(store)
-    doing = _Cell(job, target, begin)
+    work = _Work(job, target, begin)
     try:
         _expect_versions(job)
         os.chdir(job["folder"])
         torch.set_num_threads(job["settings"]["threads"])
         _seed(torch)
         warnings.simplefilter("ignore")
-        doing.everything()
+        work.do_all_stages()
     except WriteError as e:
         return {"stop": described(e)}
-    except _Foreign as e:
-        return {
-            "stop": described(DelegraphError("matrix/versions", str(e), hint=_SAME))
-        }
+    except _OtherVersions as e:
+        error = DelegraphError("matrix/versions", str(e), hint=_SAME)
+        return {"stop": described(error)}
     return {
-        "found": doing.found,
+        "found": work.found,
         "parcel": target.contents if isinstance(target, Parcel) else {},
     }
 
@@ -83,10 +83,8 @@ def _seed(torch: Any) -> None:
     torch.manual_seed(0)
 
 
-class _Foreign(Exception):
-    """The versions here differ from those of the asking process, so figures would be
-    wrong.
-    """
+class _OtherVersions(Exception):
+    """The versions here are not those of the command, so figures would be wrong."""
 
 
 _SAME = (
@@ -96,21 +94,24 @@ _SAME = (
 
 
 def _expect_versions(job: Mapping[str, Any]) -> None:
+    """Raise _OtherVersions if a version here is not that of the job."""
     here = versions_of(
         job["backends"], scheme_of(job["model"]), job["settings"]["files"]
     )
-    wanted = job["versions"]
-    other = [
-        f"{n} {here.get(n, 'not at all')}, not {v}"
-        for n, v in wanted.items()
-        if here.get(n) != v
-    ]
+    other = []
+    for name, version in job["versions"].items():
+        if here.get(name) != version:
+            other.append(f"{name} {here.get(name, 'not at all')}, not {version}")
     if other:
-        raise _Foreign(f"a worker process of the matrix has {'; '.join(other)}")
+        raise _OtherVersions(f"a worker process of the matrix has {'; '.join(other)}")
 
 
-class _Cell:
-    """The work on a cell, and its results, which remain if an error ends it."""
+class _Work:
+    """The stages of a cell, and their results. If a stage fails, earlier results remain.
+
+    ``found``: the fields of the cell's row. ``measured``: the field for figures that
+    differ from run to run, such as times. ``begin`` is called with each stage's name.
+    """
 
     def __init__(
         self,
@@ -134,8 +135,8 @@ class _Cell:
         self.measured: dict[str, Any] = {"seconds": {}, "cpu": {}}
         self.found["measured"] = self.measured
 
-    def everything(self) -> None:
-        """Do all stages until one fails.
+    def do_all_stages(self) -> None:
+        """Do all stages until one fails; then its error is in ``found``.
 
         Raises WriteError, which is not the cell's fault.
         """
@@ -145,7 +146,7 @@ class _Cell:
             if self.job["quantize"] != "float":
                 with self._stage("quantize"):
                     self.found["quantizer"] = self._quantize(given)
-            self._lower_and_judge(given)
+            self._lower_and_check(given)
         except WriteError:
             raise
         except DelegraphError as e:
@@ -156,7 +157,7 @@ class _Cell:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """Time a block; an error in it belongs to that stage."""
+        """Time a ``with`` block. If it fails, its name remains as the failed stage."""
         start = time.perf_counter()
         cpu = time.process_time()
         self.found["stage"] = name
@@ -172,7 +173,7 @@ class _Cell:
         return read_model(self.job["model"])
 
     def _quantize(self, given: Any) -> str:
-        """Replace the model's programs by quantized ones; return the quantizer."""
+        """Replace the model's programs by quantized ones; return the quantizer's name."""
         from delegraph.command import provided
 
         name = self.job["quantizer"] or _with_quantizer(self.job["backends"])
@@ -184,22 +185,19 @@ class _Cell:
             return name
         quantize = provided("delegraph_quantize:quantize", "quantizing")
         for method in list(given.programs):
-            chosen = (
-                {"quantizer": _made_by(name)}
-                if _is_function(name)
-                else {"backend": name}
-            )
+            chosen = {"backend": name}
+            if _is_function(name):
+                chosen = {"quantizer": _make_quantizer(name)}
             batches = self._batches(given, method)
             shapes = given.dynamic_shapes[method]
             program = quantize(
                 given.programs[method], batches, dynamic_shapes=shapes, **chosen
             )
-            positional = (
-                (batches[0], None)
-                if isinstance(batches[0], tuple)
-                else ((), batches[0])
-            )
-            given.add(method, program, *positional)
+            # a batch is a tuple of inputs, or a dict of all inputs by name
+            if isinstance(batches[0], tuple):
+                given.add(method, program, batches[0], None)
+            else:
+                given.add(method, program, (), batches[0])
         return name
 
     def _batches(self, given: Any, method: str) -> list[Any]:
@@ -220,10 +218,11 @@ class _Cell:
             )
         if not kwargs:
             return [tuple(args or ())]
-        names = [*_names_of(program)][: len(args or ())]
+        names = _names_of(program)[: len(args or ())]
         return [{**dict(zip(names, args or (), strict=True)), **kwargs}]
 
-    def _lower_and_judge(self, given: Any) -> None:
+    def _lower_and_check(self, given: Any) -> None:
+        """Export, lower, write and call the model, and check the gates."""
         import delegraph
         from delegraph.command import provided
 
@@ -239,12 +238,12 @@ class _Cell:
         with self._stage("import"):
             _lower_something(backends, options)
         with self._stage("lower"):
+            compiler = None
             cache = self.settings["cache"]
-            compiler = (
-                provided("delegraph_workers:Compiler", "--cache")(cache=cache)
-                if cache
-                else None
-            )
+            if cache:
+                compiler = provided("delegraph_workers:Compiler", "--cache")(
+                    cache=cache
+                )
             lowered = delegraph.lower(
                 exported,
                 backends=backends,
@@ -252,17 +251,18 @@ class _Cell:
                 transforms=transforms,
                 compiler=compiler,
             )
-        self._report(lowered)
+        self._add_report(lowered)
         try:
             with self._stage("write"):
                 self._write(lowered)
             if self.settings["verify"] or self.settings["runs"]:
                 self._call(given, exported, lowered)
-            self._gates(lowered)
+            self._check_gates(lowered)
         finally:
             self._keep_reports(lowered)
 
-    def _report(self, lowered: LoweredProgram) -> None:
+    def _add_report(self, lowered: LoweredProgram) -> None:
+        """Add the counts of the report to ``found``, and the refusals."""
         report = lowered.report
         self.found |= {
             "operators": report.delegated_operators + report.host_operators,
@@ -300,10 +300,9 @@ class _Cell:
             }
             self.found["files"].append(entry)
             try:
+                file_format = FileFormat(f"program{suffix}", default_registry())
                 with TRACING:  # a format may trace
-                    contents = FileFormat(
-                        f"program{suffix}", default_registry()
-                    ).contents(lowered, {})
+                    contents = file_format.contents(lowered, {})
             except DelegraphError as e:
                 entry["error"] = e.message
                 continue
@@ -311,28 +310,27 @@ class _Cell:
             if self.settings["keep_files"]:
                 entry["path"] = self._store.keep(contents[""], suffix)
                 # the program's file refers to the others by these names
-                others = {
-                    name: self._store.keep(c, Path(name).suffix)
-                    for name, c in contents.items()
-                    if name
-                }
-                entry |= {"others": others} if others else {}
+                others = {}
+                for name, content in contents.items():
+                    if name:
+                        others[name] = self._store.keep(content, Path(name).suffix)
+                if others:
+                    entry["others"] = others
 
     def _call(
         self, given: Any, exported: Mapping[str, Any], lowered: LoweredProgram
     ) -> None:
-        """Verify and time. A backend without a runtime here is no error."""
+        """Verify and time the program. A backend without a runtime here is no error."""
         from ..comparison import caller_of, caller_of_eager, example_call, writes_inputs
         from ..turns import call_in_turns
 
-        found = {
-            m: example_call(given.inputs[m], given.kwargs[m], program)
-            for m, program in exported.items()
-        }
-        calls = {m: call for m, call in found.items() if call is not None}
-        if len(calls) < len(found):
-            self.found["not_run"] = "there are no example inputs"
-            return
+        calls = {}
+        for method, program in exported.items():
+            call = example_call(given.inputs[method], given.kwargs[method], program)
+            if call is None:
+                self.found["not_run"] = "there are no example inputs"
+                return
+            calls[method] = call
         try:
             if self.settings["verify"]:
                 with self._stage("verify"):
@@ -355,6 +353,7 @@ class _Cell:
             self.found |= {"not_run": e.message, "stage": None}
 
     def _verify(self, lowered: LoweredProgram, calls: Mapping[str, Any]) -> None:
+        """Compare each method with eager PyTorch."""
         from ..accuracy.reruns import verify_ties
 
         tolerance = self.settings["tolerance"]
@@ -372,17 +371,18 @@ class _Cell:
                 "snr": _finite(min(ratios, default=None)),
             }
 
-    def _gates(self, lowered: LoweredProgram) -> None:
-        """Check all gates; the first that fails is the error of the cell."""
-        gates = dict(_checked_gates(lowered.report, self.found, self.settings))
-        self.found["gates"] = {name: error is None for name, error in gates.items()}
-        for error in filter(None, gates.values()):
-            raise error
+    def _check_gates(self, lowered: LoweredProgram) -> None:
+        """Check all gates, and raise the error of the first that fails."""
+        errors = _gate_errors(lowered.report, self.found, self.settings)
+        self.found["gates"] = {name: error is None for name, error in errors.items()}
+        for error in errors.values():
+            if error is not None:
+                raise error
 
     def _keep_reports(self, lowered: LoweredProgram) -> None:
         """Store the report as a page and as JSON.
 
-        It has times, so it differs each time.
+        The report has times, so its files are named in ``measured``.
         """
         from delegraph.report import LoweringResult, verification_content
 
@@ -392,9 +392,8 @@ class _Cell:
             lowered.report, dict(self.verifications), model=self.job["name"]
         )
         page = PageReport.render(result)
-        self.measured["page"] = self._store.keep(
-            page.encode() if isinstance(page, str) else page, ".html"
-        )
+        data = page.encode() if isinstance(page, str) else page
+        self.measured["page"] = self._store.keep(data, ".html")
         content = {
             **lowered.report.to_json(),
             "verification": verification_content(dict(self.verifications)),
@@ -404,11 +403,10 @@ class _Cell:
 
 
 def _lower_something(backends: list[str], options: Mapping[str, Any]) -> None:
-    """Lower one operator, so that first imports of a backend do not count as the
-    model's time.
+    """Lower one operator, so that the backends import all their modules.
 
-    They took XNNPACK ten times as long as lowering a small model. A failure does not
-    matter.
+    Otherwise the imports would count as time of lowering the model: with XNNPACK, ten
+    times that of a small model. A failure here does not matter.
     """
     import delegraph
     import torch
@@ -422,50 +420,48 @@ def _lower_something(backends: list[str], options: Mapping[str, Any]) -> None:
         )
 
 
-def _checked_gates(
+def _gate_errors(
     report: Any, found: Mapping[str, Any], settings: Mapping[str, Any]
-) -> Iterator[tuple[str, DelegraphError | None]]:
-    """Yield each gate of the settings with its error, or None."""
+) -> dict[str, DelegraphError | None]:
+    """Return each gate in the settings with its error; None if the gate is passed."""
+    errors: dict[str, DelegraphError | None] = {}
     if settings["require_agreement"]:
+        errors["agreement"] = None
         wrong = [
             method
             for method, figures in found["methods"].items()
             if not figures["agrees"]
         ]
-        text = (
-            "the lowered program does not agree with eager PyTorch, in"
-            f" {', '.join(wrong)}"
-        )
-        yield (
-            "agreement",
-            DelegraphError("verification-failed", text) if wrong else None,
-        )
+        if wrong:
+            text = (
+                "the lowered program does not agree with eager PyTorch, in"
+                f" {', '.join(wrong)}"
+            )
+            errors["agreement"] = DelegraphError("verification-failed", text)
     if settings["require_full"]:
+        errors["require-full"] = None
         left = report.host_operators
-        text = f"{left} operators are left to the host"
-        yield (
-            "require-full",
-            DelegraphError("not-fully-delegated", text) if left else None,
-        )
-    share = report.delegated_share
+        if left:
+            text = f"{left} operators are left to the host"
+            errors["require-full"] = DelegraphError("not-fully-delegated", text)
     least = settings["min_delegated"]
     if least is not None:
-        text = (
-            f"{share:.1%} of the operators are delegated, fewer than the required"
-            f" {least:.1%}"
-        )
-        yield (
-            "min-delegated",
-            DelegraphError("gate-failed", text) if share < least else None,
-        )
-    count = len(report.delegates)
+        errors["min-delegated"] = None
+        share = report.delegated_share
+        if share < least:
+            text = (
+                f"{share:.1%} of the operators are delegated, fewer than the required"
+                f" {least:.1%}"
+            )
+            errors["min-delegated"] = DelegraphError("gate-failed", text)
     most = settings["max_delegates"]
     if most is not None:
-        text = f"there are {count} delegates, more than the accepted {most}"
-        yield (
-            "max-delegates",
-            DelegraphError("gate-failed", text) if count > most else None,
-        )
+        errors["max-delegates"] = None
+        count = len(report.delegates)
+        if count > most:
+            text = f"there are {count} delegates, more than the accepted {most}"
+            errors["max-delegates"] = DelegraphError("gate-failed", text)
+    return errors
 
 
 def described(error: BaseException) -> dict[str, Any]:
@@ -479,14 +475,13 @@ def described(error: BaseException) -> dict[str, Any]:
             "hint": None,
             "raised_by": None,
         }
-    source = None if error.source is None else str(error.source)
-    fields = {
+    return {
         "code": error.code,
         "message": error.message[:_LONGEST],
-        "source": source,
+        "source": None if error.source is None else str(error.source),
         "hint": error.hint,
+        "raised_by": error.raised_by,
     }
-    return {**fields, "raised_by": error.raised_by}
 
 
 _LONGEST = 4000
@@ -499,24 +494,26 @@ def _with_quantizer(backends: list[str]) -> str:
 
     registry = default_registry()
     having = {info.name for info in registry.usable_backends() if info.has_quantizer}
-    own = next((name for name in backends if name in having), None)
-    return own or registry.default_backends(suits=lambda info: info.has_quantizer)[0][0]
+    for name in backends:
+        if name in having:
+            return name
+    return registry.default_backends(suits=lambda info: info.has_quantizer).names[0]
 
 
 def _is_function(name: str) -> bool:
+    """Return whether a quantizer is ``path.py:function``, not the name of a backend."""
     return name.rpartition(":")[0].endswith(".py")
 
 
-def _made_by(name: str) -> Any:
-    """Return the quantizer that the function ``path.py:function`` makes."""
+def _make_quantizer(name: str) -> Any:
+    """Call the function ``path.py:function``, and return its quantizer."""
     import runpy
 
     from delegraph.errors import UsageError
 
     path, _, function = name.rpartition(":")
-    found: Callable[[], Any] | None = runpy.run_path(place_of(path, Path.cwd())).get(
-        function
-    )
+    names = runpy.run_path(place_of(path, Path.cwd()))
+    found: Callable[[], Any] | None = names.get(function)
     if found is None:
         raise UsageError(
             "usage-invalid",
@@ -526,7 +523,7 @@ def _made_by(name: str) -> Any:
 
 
 def _names_of(program: Any) -> list[str]:
-    """Return a model's names of its inputs."""
+    """Return the names of a model's inputs."""
     import inspect
 
     from delegraph_programs import user_inputs
@@ -538,11 +535,12 @@ def _names_of(program: Any) -> list[str]:
 
 
 def _finite(value: float | None) -> float | None:
+    """Return a number; None for NaN and infinity, which JSON lacks."""
     return None if value is None or not math.isfinite(value) else value
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value without NaN and infinity."""
+    """Return a JSON value with None in place of NaN and infinity."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -5,17 +5,17 @@ Its tables can be sorted and filtered, and each cell links to its report.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..drawing import head, text
-from .refusals import refusals_of
+from .refusals import Refusal, refusals_of
 from .rows import key_of, status
 from .tables import COLUMNS, REFUSED, by_model, in_short, summary, text_of
 
-# The script contains no text of a model, and makes no markup of the texts of the page.
-# "<" and "&" do not occur, so that a page is XML.
+# The script contains no text of a model, and inserts no markup into the page. It has no
+# "<" and "&", so that the page is also valid XML.
 SCRIPT = """
 "use strict";
 function valueOf(row, column) {
@@ -88,17 +88,13 @@ td.failed, td.differs { color: var(--mark); font-weight: 600; } table { width: m
 def page(rows: Sequence[Mapping[str, Any]], title: str, store: str) -> str:
     """Return the page.
 
-    ``store`` is the path of the store from the folder of the page, "" or with "/" at
-    its end.
+    ``store`` is the relative path from the page to its store: "", or with "/" at its
+    end.
     """
     parts = [
         head(title, script=SCRIPT, style=_STYLE),
         f"<body>\n<header><h1>{text(title)}</h1>\n",
-    ]
-    parts.append(
-        f"<p>{text(summary(rows, len(rows)))}; {text(_machines(rows))}</p></header>\n"
-    )
-    parts += [
+        f"<p>{text(summary(rows, len(rows)))}; {text(_machines(rows))}</p></header>\n",
         "<h2>By model</h2>\n",
         *_by_model(rows, store),
         "<h2>Cells</h2>\n",
@@ -106,35 +102,43 @@ def page(rows: Sequence[Mapping[str, Any]], title: str, store: str) -> str:
     ]
     refused = refusals_of(rows)
     if refused:
-        body = [
-            [
-                _td(str(refusal.count), refusal.count),
-                _td(refusal.backend),
-                _td(refusal.operator),
-                _td(_reason(refusal)),
-                _td(", ".join(refusal.models)),
-            ]
-            for refusal in refused
-        ]
-        parts += [
-            "<h2>Refused operators</h2>\n",
-            *_table([(h, "") for h in REFUSED], body),
-        ]
+        body = []
+        for refusal in refused:
+            body.append(
+                [
+                    _td(str(refusal.count), refusal.count),
+                    _td(refusal.backend),
+                    _td(refusal.operator),
+                    _td(_reason(refusal)),
+                    _td(", ".join(refusal.models)),
+                ]
+            )
+        heads = [_Head(name) for name in REFUSED]
+        parts += ["<h2>Refused operators</h2>\n", *_table(heads, body)]
     return "".join([*parts, "</body></html>\n"])
 
 
-def _reason(refusal: Any) -> str:
+class _Head(NamedTuple):
+    """The head of a column, with an explanation of it."""
+
+    name: str
+    title: str = ""
+
+
+def _reason(refusal: Refusal) -> str:
     if refusal.hint:
         return f"{refusal.reason} (hint: {refusal.hint})"
-    return str(refusal.reason)
+    return refusal.reason
 
 
 def _machines(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the processors and versions of the figures."""
-    machines = [row["measured"].get("machine") or {} for row in rows]
-    parts = list(
-        dict.fromkeys(f"{m.get('cpus')} x {m.get('cpu')}" for m in machines if m)
-    )
+    """Return the processors and versions with which the rows were measured."""
+    processors: dict[str, None] = {}
+    for row in rows:
+        machine = row["measured"].get("machine")
+        if machine:
+            processors[f"{machine.get('cpus')} x {machine.get('cpu')}"] = None
+    parts = list(processors)
     for name in ("delegraph", "torch"):
         known = [row["versions"][name] for row in rows if name in row["versions"]]
         if known:
@@ -143,19 +147,24 @@ def _machines(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _by_model(rows: Sequence[Mapping[str, Any]], store: str) -> Iterator[str]:
-    heads, body = by_model(rows)
+    """Yield a table with a row for each model and quantization."""
+    heads, lines = by_model(rows)
+    targets = heads[2:]
     found = {key_of(row): row for row in rows}
-
-    def cells(line: Sequence[str]) -> Iterator[str]:
-        yield from (_td(cell) for cell in line[:2])
-        for target in heads[2:]:
-            row = found.get((line[0], target, line[1]))
-            yield _td("") if row is None else _linked(in_short(row), row, store)
-
-    yield from _table([(name, "") for name in heads], (cells(line) for line in body))
+    body = []
+    for model, quantization, *_ in lines:
+        cells = [_td(model), _td(quantization)]
+        for target in targets:
+            row = found.get((model, target, quantization))
+            linked = _td("") if row is None else _linked(in_short(row), row, store)
+            cells.append(linked)
+        body.append(cells)
+    yield from _table([_Head(name) for name in heads], body)
 
 
 def _cells(rows: Sequence[Mapping[str, Any]], store: str) -> Iterator[str]:
+    """Yield a table with a row for each cell."""
+
     def cells(row: Mapping[str, Any]) -> Iterator[str]:
         for column in COLUMNS:
             value = column.value(row)
@@ -164,21 +173,17 @@ def _cells(rows: Sequence[Mapping[str, Any]], store: str) -> Iterator[str]:
                 yield _linked(shown, row, store)
             elif column.head == "why":
                 yield f'<td class="text">{_why(row)}</td>'
+            elif column.head == "status" and shown in _BAD:
+                yield _td(shown, kind=shown)
             else:
-                yield _td(
-                    shown,
-                    value if isinstance(value, (int, float)) else None,
-                    _kind(column.head, shown),
-                )
+                yield _td(shown, value if isinstance(value, (int, float)) else None)
 
-    yield from _table(
-        [(column.head, column.title) for column in COLUMNS],
-        (cells(row) for row in rows),
-    )
+    heads = [_Head(column.head, column.title) for column in COLUMNS]
+    yield from _table(heads, map(cells, rows))
 
 
-def _kind(name: str, shown: str) -> str:
-    return shown if name == "status" and shown in ("failed", "differs") else ""
+_BAD = ("failed", "differs")
+"""Values of ``status`` that the page highlights."""
 
 
 def _why(row: Mapping[str, Any]) -> str:
@@ -186,39 +191,46 @@ def _why(row: Mapping[str, Any]) -> str:
     error = row["error"]
     if error is None:
         return text(row["not_run"] or "")
-    lines = [
-        error["source"] and f"at {error['source']}",
-        error["hint"] and f"hint: {error['hint']}",
-    ]
-    printed = row["measured"].get("printed") or []
-    more = "<br/>".join(
-        text(line)
-        for line in [*filter(None, lines), *(f"printed: {p}" for p in printed)]
-    )
+    lines = []
+    if error["source"]:
+        lines.append(f"at {error['source']}")
+    if error["hint"]:
+        lines.append(f"hint: {error['hint']}")
+    for printed in row["measured"].get("printed") or []:
+        lines.append(f"printed: {printed}")
+    more = "<br/>".join(map(text, lines))
     stage = f" in {row['stage']}" if row["stage"] else ""
     shown = text(f"{error['code']}{stage}: {error['message']}")
     return f"<details><summary>{shown}</summary>{more}</details>" if more else shown
 
 
 def _linked(shown: str, row: Mapping[str, Any], store: str) -> str:
-    """A cell of a table that leads to the cell's report, if it has one."""
+    """Return a ``td`` element that links to the report of a row, if it has one."""
+    kind = status(row) if status(row) in _BAD else ""
     target = row["measured"].get("page")
-    kind = f' class="{status(row)}"' if status(row) in ("failed", "differs") else ""
     if not target:
-        return f"<td{kind}>{text(shown)}</td>"
-    return f'<td{kind}><a href="{text(quote(store + target))}">{text(shown)}</a></td>'
+        return _td(shown, kind=kind)
+    link = f'<a href="{text(quote(store + target))}">{text(shown)}</a>'
+    return f"<td{_attribute('class', kind)}>{link}</td>"
 
 
 def _td(shown: str, value: float | None = None, kind: str = "") -> str:
-    number = "" if value is None else f' data-value="{value!r}"'
-    names = " ".join(filter(None, ["number" if value is not None else "", kind]))
-    return f"<td{number}{f' class={chr(34)}{names}{chr(34)}' if names else ''}>{text(shown)}</td>"
+    """Return a ``td`` element. ``value``: the number by which it is sorted."""
+    if value is None:
+        return f"<td{_attribute('class', kind)}>{text(shown)}</td>"
+    return f'<td data-value="{value!r}" class="number">{text(shown)}</td>'
 
 
-def _table(heads: Sequence[tuple[str, str]], rows: Any) -> Iterator[str]:
+def _attribute(name: str, value: str) -> str:
+    """Return an attribute of an element; "" for an empty value."""
+    return f' {name}="{text(value)}"' if value else ""
+
+
+def _table(heads: Sequence[_Head], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Yield a table. ``rows``: ``td`` elements."""
     top = "".join(
-        f'<th scope="col"{f" title={chr(34)}{text(w)}{chr(34)}" if w else ""}>{text(h)}</th>'
-        for h, w in heads
+        f'<th scope="col"{_attribute("title", title)}>{text(name)}</th>'
+        for name, title in heads
     )
     yield f'<div class="wide"><table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n'
     for cells in rows:

@@ -1,9 +1,11 @@
-"""Import torch once and fork for each cell, which so starts quickly.
+"""Import torch once and fork for each cell, so that cells start quickly.
 
-Compilers start threads when they are imported, so none is imported before the fork.
-This process waits for the cell, ends it and all its processes after its time, and
-reports how it ended. If the asking process is gone, it ends the cell and itself. It
-uses no files, so a full disk affects only cells that write.
+This is the code of a worker process (``forking.ForkingProcess`` starts it), and of the
+cells that it forks. Compilers start threads when they are imported, which a fork would
+lose, so none is imported before. The worker waits for the cell, ends it and all its
+processes after its time, and reports how it ended. If the process that sends requests
+is gone, the worker ends the cell and itself. It writes no files, so a full disk affects
+only cells that write.
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+# options of ``prctl`` in Linux
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 _KEPT = 65536
 """Bytes of a cell's last output that are kept."""
 _LONGEST_ANSWER = 1 << 30
 _DYING = 2.0
-"""Seconds in which a stopped cell may print its location."""
+"""Seconds in which a stopped cell may print its stack."""
 
 
 def main() -> None:
@@ -41,8 +44,9 @@ def main() -> None:
     """
     requests = os.dup(0)
     answers = os.dup(1)
+    # imported modules may read and print: they get no part of the requests and answers
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1):  # imported modules may read and print
+    for number in (0, 1):
         os.dup2(nothing, number)
     # processes that a cell leaves behind become children of this process
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -51,6 +55,7 @@ def main() -> None:
     from . import measure
 
     measure.prepare(torch)
+    # memory that the collector does not touch stays shared with the forks
     gc.collect()
     gc.freeze()
     _write_line(answers, {"ready": True})
@@ -90,14 +95,15 @@ def _supervised(
     request: Mapping[str, Any], requests: int, answers: int
 ) -> dict[str, Any]:
     """Do a cell in a fork. Return its answer, if any, its end, and its output."""
-    output, prints = os.pipe()
-    answer, gives = os.pipe()
+    output, output_writer = os.pipe()
+    answer, answer_writer = os.pipe()
     start = time.monotonic()
     child = os.fork()
     if child == 0:
-        _be_the_cell(request, prints, gives, (requests, answers, output, answer))
-    os.close(prints)
-    os.close(gives)
+        unused = (requests, answers, output, answer)
+        _run_cell_in_fork(request, output_writer, answer_writer, unused)
+    os.close(output_writer)
+    os.close(answer_writer)
     _write_line(answers, {"pid": child})
     pipes = _Pipes(output, answer, requests)
     try:
@@ -105,7 +111,7 @@ def _supervised(
     finally:
         status, usage = _end(child)
     pipes.read_rest()
-    if pipes.asker_is_gone:
+    if pipes.requests_ended:
         os._exit(0)
     return {
         **_parse(pipes.answer),
@@ -119,7 +125,10 @@ def _supervised(
 
 
 def _parse(lines: bytes) -> dict[str, Any]:
-    """Return the answer, or None, and the last stage that the cell began."""
+    """Return the answer, or None, and the last stage that the cell began.
+
+    ``lines``: everything that the cell wrote to its answer pipe.
+    """
     content: dict[str, Any] = {"stage": None, "answer": None}
     for line in lines.splitlines(keepends=True):
         if line.endswith(b"\n"):  # a killed process may leave half a line
@@ -129,7 +138,11 @@ def _parse(lines: bytes) -> dict[str, Any]:
 
 
 class _Pipes:
-    """The pipes from a cell: its output, of which the end is kept, and its answer."""
+    """The pipes from a cell: its output, of which the end is kept, and its answer.
+
+    ``requests`` is the pipe to this process. Its end means that the asking process is
+    gone: then ``requests_ended`` is true.
+    """
 
     def __init__(self, output: int, answer: int, requests: int) -> None:
         self._output = output
@@ -137,7 +150,7 @@ class _Pipes:
         self._requests = requests
         self.output = b""
         self.answer = b""
-        self.asker_is_gone = False
+        self.requests_ended = False
 
     def read_until_end(self, child: int, until: float) -> bool:
         """Read until the cell ends; return whether its time was over first."""
@@ -148,33 +161,30 @@ class _Pipes:
             for number in (self._output, self._answer, self._requests, ended):
                 selector.register(number, selectors.EVENT_READ)
             while True:
-                ready = {
-                    key.fd
-                    for key, _ in selector.select(
-                        max(0.0, min(until - time.monotonic(), 3600.0))
-                    )
-                }
+                seconds = max(0.0, min(until - time.monotonic(), 3600.0))
+                ready = {key.fd for key, _ in selector.select(seconds)}
                 for number in ready & {self._output, self._answer}:
                     if not self._read(number):
                         selector.unregister(number)
-                # a second request cannot come meanwhile: this is the end of the pipe
+                # no second request comes before the answer: this is the pipe's end
                 if self._requests in ready:
-                    self.asker_is_gone = True
+                    self.requests_ended = True
                     return False
                 if ended in ready:
                     return False
                 if time.monotonic() >= until:
-                    self._let_it_say_where(child, ended)
+                    self._abort(child, ended)
                     return True
 
-    def _let_it_say_where(self, child: int, ended: int) -> None:
-        """Stop the cell by SIGABRT, for which faulthandler prints its location."""
+    def _abort(self, child: int, ended: int) -> None:
+        """Stop the cell by SIGABRT, so that faulthandler prints its stack."""
         os.kill(child, signal.SIGABRT)
         with selectors.DefaultSelector() as selector:
             selector.register(ended, selectors.EVENT_READ)
             selector.select(_DYING)
 
     def _read(self, number: int) -> bool:
+        """Read from a pipe; return whether it has not ended."""
         data = os.read(number, 1 << 16)
         if number == self._output:
             self.output = (self.output + data)[-_KEPT:]
@@ -183,10 +193,10 @@ class _Pipes:
         return bool(data)
 
     def read_rest(self) -> None:
-        """Read the rest after the end, and close."""
+        """Read the rest after the end of the cell, and close the pipes."""
         for number in (self._output, self._answer):
             os.set_blocking(number, False)
-            # a process that cannot be killed may have it open
+            # a process that cannot be killed may still have the pipe open
             with contextlib.suppress(BlockingIOError):
                 while self._read(number):
                     pass
@@ -219,34 +229,37 @@ def _end(child: int) -> tuple[int, Any]:
 
 
 def _children() -> list[int]:
+    """Return the ids of the child processes of this process."""
     try:
-        return [
-            int(text)
-            for text in (
-                Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            )
-        ]
+        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
     except OSError:
-        # a kernel that does not list them: the cell's group is ended all the same
+        # this kernel does not list them; at least the cell's group was ended
         return []
+    return [int(pid) for pid in text.split()]
 
 
-def _be_the_cell(
-    request: Mapping[str, Any], prints: int, gives: int, others: tuple[int, ...]
+def _run_cell_in_fork(
+    request: Mapping[str, Any],
+    output_writer: int,
+    answer_writer: int,
+    unused: tuple[int, ...],
 ) -> NoReturn:
-    """Do the cell in the fork, write the answer and end, without running exit handlers."""
+    """Do the cell in the fork, write the answer and exit, without exit handlers.
+
+    ``unused``: file descriptors of the parent process, which are closed here.
+    """
     own = os.getpid()
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        for number in others:
+        for number in unused:
             os.close(number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(prints, 1)
-        os.dup2(prints, 2)
-        os.close(prints)
-        fcntl.fcntl(gives, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-        # by line, since a process that is killed writes nothing out
+        os.dup2(output_writer, 1)
+        os.dup2(output_writer, 2)
+        os.close(output_writer)
+        fcntl.fcntl(answer_writer, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+        # buffered by line: a killed process does not write the rest of a buffer
         sys.stdin = os.fdopen(0, "r", 1)
         sys.stdout = os.fdopen(1, "w", 1)
         sys.stderr = os.fdopen(2, "w", 1)
@@ -256,8 +269,8 @@ def _be_the_cell(
         from . import measure
 
         def send(name: str, value: Any) -> None:
-            if os.getpid() == own:  # and not a copy that the model forked
-                _write_line(gives, {name: value})
+            if os.getpid() == own:  # not in a process that the model forked
+                _write_line(answer_writer, {name: value})
 
         begin = functools.partial(send, "stage")
         send("answer", measure.cell(request["job"], request["store"], begin))
@@ -270,7 +283,10 @@ def _be_the_cell(
 
 
 def _limit(memory: int | None) -> None:
-    """Let allocations fail beyond ``memory`` bytes of growth; None: see ``Settings``."""
+    """Let allocations fail if this process grows by more than ``memory`` bytes.
+
+    None: 80 % of the machine's memory.
+    """
     # let the system kill this process first if memory runs out
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -281,9 +297,9 @@ def _limit(memory: int | None) -> None:
         n for n in (data_bytes() + memory, soft, hard) if n != resource.RLIM_INFINITY
     ]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-    )
+    # a failed cell writes no core file
+    _, hard_core = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard_core))
 
 
 def data_bytes() -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from delegraph.io.escape_for_terminal import printable
 
 _LISTED = 4
-"""Models of a refusal that texts name."""
+"""The most models that the text of a refusal names."""
 
 
 @dataclass
@@ -39,9 +39,11 @@ class Refusal:
 def refusals_of(rows: Sequence[Mapping[str, Any]]) -> list[Refusal]:
     """Return the refusals of all rows, sorted by number of models, then by count.
 
-    Of a model's quantizations and options for a backend, the largest count is taken.
+    If a model has several rows, such as those of several quantizations, the largest
+    count of them counts.
     """
-    by_model: dict[tuple[str, str, str, str], int] = {}
+    by_model: dict[tuple[str, str, str], dict[str, int]] = {}
+    """Key of a refusal -> model -> count."""
     found: dict[tuple[str, str, str], Refusal] = {}
     for row in rows:
         counts: dict[tuple[str, str, str], int] = {}
@@ -50,12 +52,11 @@ def refusals_of(rows: Sequence[Mapping[str, Any]]) -> list[Refusal]:
             found.setdefault(key, Refusal(*key, cause["hint"] or ""))
             counts[key] = counts.get(key, 0) + cause["count"]
         for key, count in counts.items():
-            of_model = (*key, row["name"])
-            by_model[of_model] = max(by_model.get(of_model, 0), count)
-    for (*parts, model), count in by_model.items():
-        refusal = found[tuple(parts)]  # type: ignore[index]
-        refusal.count += count
-        refusal.models.append(model)
+            models = by_model.setdefault(key, {})
+            models[row["name"]] = max(models.get(row["name"], 0), count)
+    for key, models in by_model.items():
+        found[key].count = sum(models.values())
+        found[key].models = list(models)
     return sorted(
         found.values(),
         key=lambda r: (-len(r.models), -r.count, r.backend, r.operator, r.reason),

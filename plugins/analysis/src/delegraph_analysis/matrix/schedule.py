@@ -1,6 +1,6 @@
-"""Has the cells done that have no row yet.
+"""Do the cells that have no row yet, by an executor.
 
-Which one is done when, and where, is the executor's.
+The executor decides when and where it does each cell.
 """
 
 from __future__ import annotations
@@ -21,37 +21,41 @@ from delegraph.errors import DelegraphError, FormatError
 from . import execute
 from .cells import Cell
 from .executors import Engine
-from .rows import counts_for, is_worth_another, row_of
+from .rows import counts_for, needs_another_attempt, row_of
 from .store import Row, Store, name_of
 
 _LOG = logging.getLogger("delegraph.progress")
 _POLL = 0.2
-"""Seconds between questions to jobs that are no futures of ``concurrent.futures``."""
+"""Seconds between calls of ``done`` for jobs that ``concurrent.futures`` cannot await."""
 _ATTEMPTS = 2
+"""How often a cell is done if its process is lost or killed from outside."""
 
 
 def missing(
     cells: Sequence[Cell], store: Store, failed_again: bool = False
 ) -> list[Cell]:
-    """The cells without a row that counts; with ``failed_again``, also those that
-    failed.
+    """Return the cells without a row that counts, each once.
+
+    ``failed_again``: also those with the row of a failed cell.
     """
     rows = {row["cell"]: row for row in store.rows()}
-
-    def is_there(cell: Cell) -> bool:
+    found = {}
+    for cell in cells:
         row = rows.get(cell.identity)
-        return (
-            row is not None
-            and counts_for(row, cell)
-            and not (failed_again and row["error"] is not None)
-        )
-
-    return list({cell.identity: cell for cell in cells if not is_there(cell)}.values())
+        is_missing = row is None or not counts_for(row, cell)
+        failed = row is not None and row["error"] is not None
+        if is_missing or (failed_again and failed):
+            found[cell.identity] = cell
+    return list(found.values())
 
 
 @dataclass
 class Work:
-    """Cells that wait, and those that an executor has."""
+    """Cells that wait, and those that an executor has.
+
+    ``pending``: the executor's future -> its cell. ``attempts``: identity of a cell ->
+    how often it was done. ``done``: the number of finished cells.
+    """
 
     store: Store
     engine: Engine
@@ -71,7 +75,7 @@ class Work:
                 self._submit()
                 for future in self._finished():
                     cell = self.pending.pop(future)
-                    self._take(cell, future)
+                    self._take_result(cell, future)
                     _LOG.info(
                         "%d of %d cells, the last of them %s", self.done, total, cell
                     )
@@ -80,9 +84,9 @@ class Work:
                 future.cancel()
 
     def _submit(self) -> None:
-        while self.waiting and (
-            self.engine.most is None or len(self.pending) < self.engine.most
-        ):
+        """Pass waiting cells to the executor, up to its most jobs."""
+        most = self.engine.most
+        while self.waiting and (most is None or len(self.pending) < most):
             cell = self.waiting.popleft()
             try:
                 future = self.engine.executor.submit(execute.run, self._message(cell))
@@ -91,19 +95,18 @@ class Work:
             self.pending[future] = cell
 
     def _message(self, cell: Cell) -> bytes:
-        limits = cell.limits()
-        memory = limits["memory_limit"]
+        """Return the request for a cell, the argument of ``execute.run``."""
+        memory = cell.settings.memory_limit
         request = {
             "job": cell.job(),
             "store": self.store.address(),
-            "time_limit": limits["time_limit"],
+            "time_limit": cell.settings.time_limit,
+            "memory_limit": None if memory is None else int(memory * 1e6),
         }
-        return json.dumps(
-            {**request, "memory_limit": None if memory is None else int(memory * 1e6)}
-        ).encode()
+        return json.dumps(request).encode()
 
     def _finished(self) -> list[Any]:
-        """The futures that are done, when there is one."""
+        """Wait until a future is done, and return all that are."""
         if all(isinstance(future, Future) for future in self.pending):
             return list(wait(self.pending, return_when=FIRST_COMPLETED).done)
         while True:
@@ -111,42 +114,44 @@ class Work:
                 return done
             time.sleep(_POLL)
 
-    def _take(self, cell: Cell, future: Any) -> None:
-        """Add the row of a cell, or have the cell done again."""
+    def _take_result(self, cell: Cell, future: Any) -> None:
+        """Add the row of a cell, or let it wait for another attempt."""
         try:
             outcome: Mapping[str, Any] = _parse(future.result())
         except BrokenExecutor as e:
             raise _broken(e) from e
         except DelegraphError:
             raise
-        except Exception as e:  # whatever an executor raises for a job that it lost
-            outcome = {
-                "lost": (
-                    f"{type(e).__name__}:"
-                    f" {str(e).strip().splitlines()[0] if str(e).strip() else ''}"
-                )
-            }
-        attempts = self.attempts[cell.identity] = (
-            self.attempts.get(cell.identity, 0) + 1
-        )
-        if is_worth_another(outcome) and attempts < _ATTEMPTS:
+        except Exception as e:  # executors raise any error for a job that they lost
+            first_line = str(e).strip().partition("\n")[0]
+            outcome = {"lost": f"{type(e).__name__}: {first_line}"}
+        attempts = self.attempts.get(cell.identity, 0) + 1
+        self.attempts[cell.identity] = attempts
+        if needs_another_attempt(outcome) and attempts < _ATTEMPTS:
             self.waiting.append(cell)
             return
         self._keep(cell, outcome, attempts)
         self.done += 1
 
     def _keep(self, cell: Cell, outcome: Mapping[str, Any], attempts: int) -> None:
+        """Write the row and files of a cell to the store.
+
+        Raises the error that the cell reported as ``stop``, and FormatError if a file
+        has not the hash in its name.
+        """
         answer = outcome.get("answer") or {}
-        if (stop := answer.get("stop")) is not None:
+        stop = answer.get("stop")
+        if stop is not None:
             raise DelegraphError(stop["code"], stop["message"], hint=stop["hint"])
         for name, content in answer.get("parcel", {}).items():
             data = base64.b64decode(content)
-            if name_of(data, "".join(Path(name).suffixes)) != name:
+            suffix = "".join(Path(name).suffixes)
+            if name_of(data, suffix) != name:
                 raise FormatError(
                     "format-invalid",
                     f"an executor returned the file {name} with changed content",
                 )
-            self.store.keep(data, "".join(Path(name).suffixes))
+            self.store.keep(data, suffix)
         self.store.append(row_of(cell, outcome, attempts))
 
 
@@ -173,9 +178,7 @@ def _parse(answer: Any) -> dict[str, Any]:
 def run_cells(
     cells: Sequence[Cell], store: Store, engine: Engine, failed_again: bool = False
 ) -> list[Row]:
-    """Do the cells that have no row, and return the rows of all, in the order of the
-    cells.
-    """
+    """Do the cells that have no row, and return the rows of all, in their order."""
     Work(store, engine, deque(missing(cells, store, failed_again))).run()
     rows = {row["cell"]: row for row in store.rows()}
     return [rows[cell.identity] for cell in cells if cell.identity in rows]

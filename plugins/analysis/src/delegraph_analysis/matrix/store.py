@@ -1,11 +1,13 @@
-"""A folder of rows and of files addressed by their content; several processes may add
-to it at once, or be killed.
+"""Keep the rows of a matrix, and the files of its cells, in a folder.
+
+Several processes may add to it at once, and may be killed while they do.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -19,7 +21,7 @@ from delegraph.errors import InputError, WriteError
 from delegraph.io.atomic_write import write_whole
 from delegraph.io.blob_pieces import Blob, join
 
-if sys.platform != "win32":  # where rows are read, but no cells are done
+if sys.platform != "win32":  # on Windows, stores are only read
     import fcntl
 
 Row = dict[str, Any]
@@ -30,8 +32,11 @@ _MARK = "store-id"
 
 
 class Store:
-    """``rows.jsonl`` has a row a line, of which the last of a cell counts;
-    ``artifacts/`` has files, by SHA-256.
+    """A folder of rows and files.
+
+    Each line of ``rows.jsonl`` is a row; the last one of a cell counts. Files are in
+    ``artifacts/``, named by their SHA-256. ``store-id`` has a random text, see
+    ``address``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,8 +61,10 @@ class Store:
         return (self.folder / ROWS).exists()
 
     def address(self) -> dict[str, str]:
-        """Where it is, and a mark by which another machine sees whether a folder of
-        that name is this one.
+        """Return the path of the folder, and the random text in its ``store-id``.
+
+        By this text, a process on another machine finds out whether it sees this folder
+        or another one of that path. Raises WriteError if the folder is no store.
         """
         try:
             return {
@@ -70,28 +77,31 @@ class Store:
             ) from e
 
     def rows(self) -> list[Row]:
-        """The last row of each cell, in the order of the file: see ``read_rows``."""
+        """Return the last row of each cell: see ``read_rows``."""
         return read_rows(self.folder / ROWS)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add a row: all of it, or nothing. Raises WriteError."""
+        """Add a row: all of it, or nothing.
+
+        If a killed process left half a line, the row begins a new line. Raises
+        WriteError.
+        """
         line = json.dumps(row, ensure_ascii=True, allow_nan=False).encode() + b"\n"
         try:
             with (self.folder / ROWS).open("a+b", buffering=0) as file:
-                # One write to a file that is open for appending is not torn on a local
-                # disk; the lock is for others.
+                # a single write in append mode is atomic on a local disk; network disks
+                # need the lock
                 fcntl.lockf(file, fcntl.LOCK_EX)
                 size = os.fstat(file.fileno()).st_size
                 torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
-                line = b"\n" + line if torn else line
+                if torn:
+                    line = b"\n" + line
                 try:
-                    whole = file.write(line) == len(line)
+                    if file.write(line) < len(line):
+                        raise OSError(errno.ENOSPC, "no space left on device")
                 except OSError:
                     os.ftruncate(file.fileno(), size)
                     raise
-                if not whole:  # the disk took a part of it
-                    os.ftruncate(file.fileno(), size)
-                    raise OSError(28, "no space left on device")
                 os.fsync(file.fileno())
         except OSError as e:
             raise WriteError(
@@ -106,8 +116,10 @@ class Store:
         return name
 
     def join(self, others: Iterable[Store]) -> int:
-        """Add rows and files of other stores, but not of cells that have a row that did
-        not fail; returns how many.
+        """Add the rows of other stores, with their files; return how many were added.
+
+        If both stores have a row of a cell, the other one is added only if the cell
+        failed here and succeeded there.
         """
         self.create()
         known = {row["cell"]: row for row in self.rows()}
@@ -148,42 +160,40 @@ class Store:
 
 
 class Parcel:
-    """In place of a store that this machine does not see: files that go back with the
-    answer.
-    """
+    """Files for a store that this machine does not see; they return with the answer."""
 
     def __init__(self) -> None:
         self.contents: dict[str, str] = {}
 
     def keep(self, content: bytes | Blob, suffix: str) -> str:
-        """As ``Store.keep``."""
+        """Keep a file, and return its path in the store, as ``Store.keep`` does."""
         name = name_of(content, suffix)
-        self.contents[name] = base64.b64encode(
-            content if isinstance(content, bytes) else join(content)
-        ).decode()
+        data = content if isinstance(content, bytes) else join(content)
+        self.contents[name] = base64.b64encode(data).decode()
         return name
 
 
 def place_for(address: Mapping[str, str]) -> Store | Parcel:
-    """The store at an address, if this machine sees it."""
+    """Return the store at an address (see ``Store.address``) if this machine sees it.
+
+    Otherwise, return a Parcel.
+    """
     folder = Path(address["folder"])
     try:
-        return (
-            Store(folder)
-            if (folder / _MARK).read_text() == address["mark"]
-            else Parcel()
-        )
+        is_same = (folder / _MARK).read_text() == address["mark"]
     except OSError:
-        return Parcel()
+        is_same = False
+    return Store(folder) if is_same else Parcel()
 
 
 def name_of(content: bytes | Blob, suffix: str) -> str:
-    """The name of a file in a store."""
+    """Return the path of a file in a store: it has the hash of the content."""
     digest = hashlib.sha256(content) if isinstance(content, bytes) else _digest(content)
     return f"{ARTIFACTS}/{digest.hexdigest()}{suffix}"
 
 
 _BEGINNING = f'{{"schema": "{SCHEMA}"'.encode()
+"""The beginning of each row's line; shows that half a line was a row."""
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -220,12 +230,10 @@ def _refuse(constant: str) -> float:
 
 
 def is_row(row: Any) -> bool:
-    """Whether a value has the entries of a row, and names files of its own store alone."""
-    if (
-        not isinstance(row, dict)
-        or row.get("schema") != SCHEMA
-        or _ENTRIES - row.keys()
-    ):
+    """Return whether a value has the entries of a row, and names only files of a store."""
+    if not isinstance(row, dict) or row.get("schema") != SCHEMA:
+        return False
+    if not _ENTRIES <= row.keys():
         return False
     try:
         return all(map(_is_artifact, files_of(row)))
@@ -246,30 +254,28 @@ docs/schema.json has all that a row has.
 
 
 def _is_artifact(name: Any) -> bool:
-    """Whether this is a name that ``keep`` gives: the files of a row are read and
-    linked to.
+    """Return whether a path has the form ``artifacts/SHA-256.SUFFIX``.
+
+    Rows may come from anywhere, and the files that they name are read and linked to: so
+    any other path, such as ``../file``, is refused.
     """
     folder, _, rest = str(name).partition("/")
     digest, _, suffix = rest.partition(".")
-    named = len(digest) == 64 and all(c in "0123456789abcdef" for c in digest)
-    return (
-        folder == ARTIFACTS
-        and named
-        and suffix.replace(".", "").replace("_", "").isalnum()
-    )
+    has_digest = len(digest) == 64 and all(c in "0123456789abcdef" for c in digest)
+    has_suffix = suffix.replace(".", "").replace("_", "").isalnum()
+    return folder == ARTIFACTS and has_digest and has_suffix
 
 
 def files_of(row: Mapping[str, Any]) -> Iterator[str]:
-    """The names of a row's files in the store."""
+    """Yield the paths of a row's files in the store."""
+    names = [row["measured"].get("report"), row["measured"].get("page")]
     for entry in row["files"]:
-        yield from filter(
-            None, [entry.get("path"), *(entry.get("others") or {}).values()]
-        )
-    yield from filter(None, (row["measured"].get(name) for name in ("report", "page")))
+        names += [entry.get("path"), *(entry.get("others") or {}).values()]
+    yield from filter(None, names)
 
 
 class _Hash:
-    """A file-like object that hashes the bytes which a Blob writes."""
+    """A file-like object that hashes the bytes written to it."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
@@ -280,6 +286,7 @@ class _Hash:
 
 
 def _digest(content: Blob) -> Any:
+    """Return the hash of a Blob, without its whole content in memory."""
     into: Any = _Hash()
     content.write_to(into)
     return into.digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ Value = str | float | int | None
 class Column:
     """A column: its ``value`` in a row, and the text that ``shown`` makes of it.
 
-    Narrow terminals omit columns with the highest ``rank`` first. ``title`` explains
-    the column on a page.
+    On a narrow terminal, columns with the highest ``rank`` are left out first; those of
+    rank 0 never. ``title`` explains the column on a page.
     """
 
     head: str
@@ -56,10 +56,12 @@ def milliseconds(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def file_bytes(row: Mapping[str, Any]) -> int | None:
-    """Return the size in the first format that can hold the program."""
-    return next(
-        (entry["bytes"] for entry in row["files"] if entry["bytes"] is not None), None
-    )
+    """Return the size of the file in the first format that can hold the program."""
+    for entry in row["files"]:
+        size: int | None = entry["bytes"]
+        if size is not None:
+            return size
+    return None
 
 
 def peak_bytes(row: Mapping[str, Any]) -> int | None:
@@ -73,8 +75,9 @@ def _megabytes(value: int | None) -> float | None:
 
 
 def why(row: Mapping[str, Any]) -> str:
-    """Return the reason why a row failed, did not run, or has no finite outputs; else
-    "".
+    """Return the reason why a cell failed, did not run, or has no finite outputs.
+
+    Returns "" for any other row.
     """
     error = row["error"]
     if error is None and row["not_run"] is None and has_only_non_finite(row):
@@ -143,6 +146,7 @@ COLUMNS = (
 )
 _MISSING = "-"
 _MEASURED = ("ms", "eager ms", "lower s", "peak MB")
+"""Columns that change from run to run."""
 
 
 def cells(row: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> list[str]:
@@ -151,6 +155,7 @@ def cells(row: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> list[s
 
 
 def text_of(column: Column, row: Mapping[str, Any]) -> str:
+    """Return the text of a row in one column."""
     value = column.value(row)
     return _MISSING if value is None else column.shown(value)
 
@@ -176,15 +181,16 @@ def terminal_table(rows: Sequence[Mapping[str, Any]], width: int | None = None) 
         if columns[-1].head == "why":
             room = width - (wide - max(len(printable(row[-1])) for row in shown))
             if room >= _READABLE:  # the page has the complete text
-                return table(
-                    [[*row[:-1], _cut(printable(row[-1]), room)] for row in shown]
-                )
+                for row in shown:
+                    row[-1] = _cut(printable(row[-1]), room)
+                return table(shown)
         column = max(columns, key=lambda c: c.rank)
-        if column.rank == 0:
+        if column.rank == 0:  # no column may be left out
             room = max(4, (width - 2 * (len(columns) - 1)) // len(columns))
-            text = table(
-                [[_cut(printable(cell), room) for cell in row] for row in shown]
-            )
+            cut_rows = []
+            for row in shown:
+                cut_rows.append([_cut(printable(cell), room) for cell in row])
+            text = table(cut_rows)
             break
         columns.remove(column)
     lines = text.split("\n")
@@ -207,7 +213,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def summary(rows: Sequence[Mapping[str, Any]], total: int) -> str:
-    """Return how many cells ended in each way, in a line."""
+    """Return a line that counts the cells by status: ``3 cells: 2 ok, 1 failed``."""
     listed = [status(row) for row in rows]
     counts = [
         f"{listed.count(name)} {name}"
@@ -275,11 +281,8 @@ def markdown(
         markdown_table(heads, body),
         "## Cells",
     ]
-    parts += [
-        markdown_table(
-            [column.head for column in columns], (cells(row, columns) for row in rows)
-        )
-    ]
+    cell_heads = [column.head for column in columns]
+    parts.append(markdown_table(cell_heads, [cells(row, columns) for row in rows]))
     refused = [
         [str(r.count), r.backend, r.operator, r.reason, r.some_models()]
         for r in refusals_of(rows)
@@ -290,10 +293,11 @@ def markdown(
 
 
 REFUSED = ("count", "backend", "operator", "reason", "models")
+"""The heads of the table of refused operators."""
 
 
-def markdown_table(heads: Sequence[str], rows: Any) -> str:
-    """Return a table of Markdown; no text of a cell is markup."""
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown, with markup in the texts escaped."""
     lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in (heads, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
@@ -302,7 +306,7 @@ _MARKS = {ord(mark): f"&#{ord(mark)};" for mark in "\\`*[]<>|&"}
 
 
 def _escaped(text: str) -> str:
-    """Escape text so that no character is markup."""
+    """Return a text in which no character is markup of Markdown."""
     return printable(text).translate(_MARKS)
 
 
@@ -320,6 +324,7 @@ def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plain(value: Value) -> Value:
+    """Return a value for a cell of CSV, which spreadsheets do not run as a formula."""
     if isinstance(value, str):
         shown = printable(value)
         return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") else shown
