@@ -4,7 +4,7 @@
     python examples/spot_keywords.py
 
 espeakng-loader has a synthesizer, which speaks the words. One voice is for the test.
-The spectrogram stays in floats, because 8 bits cannot hold its range.
+The logarithm of the spectrogram stays in floats, because 8 bits cannot hold its range.
 """
 
 import ctypes
@@ -66,7 +66,7 @@ for _ in range(80):
     optimizer.step()
 model.eval()
 for backend in ("tosa", "xnnpack"):
-    quantized = delegraph.quantize(model, sounds[::3], backend=backend, floats=["0"])
+    quantized = delegraph.quantize(model, sounds[::3], backend=backend)
     lowered = delegraph.lower(quantized, backends=[backend])
     for word in WORDS:
         chances = lowered(speak(word, "m2"))[0].softmax(0)

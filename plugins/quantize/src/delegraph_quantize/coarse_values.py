@@ -52,7 +52,7 @@ SCORING = {
 """Operators that turn the results of a layer into scores."""
 MOVING = {"cat", "clone", "contiguous", "flatten", "index_select", "reshape", "stack"}
 """Operators between scores and a sort; so are views."""
-LEAST_SNR = 15.0
+LEAST_SNR = 20.0
 """The signal-to-noise ratio, in dB, of a result that is of use.
 
 Usual layers in int8 have 25 to 45 dB.
