@@ -1,6 +1,4 @@
-"""RESULTS.md and the guides have the figures that were published, and each script can
-publish its own.
-"""
+"""Published benchmark figures: how runs are stored, merged and shown on pages."""
 
 import argparse
 import importlib
@@ -37,7 +35,7 @@ RUN = {
 LATER = {**RUN, "date": "2026-11-25"}
 
 
-def test_the_pages_have_the_figures_that_are_published():
+def test_pages_show_the_published_figures():
     assert page.stale() == [], "run python -m benchmarks page"
 
 
@@ -86,12 +84,12 @@ def test_newest_run_of_a_row_is_shown():
     assert second["runs"] == [RUN, LATER]
 
 
-def test_a_run_without_rows_is_forgotten():
+def test_a_run_without_rows_left_is_removed():
     again = publish_rows(["a", "3"], before=publish_rows(["a", "1"]), run=LATER)
     assert again == publish_rows(["a", "3"], run=LATER)
 
 
-def test_a_whole_table_has_the_rows_of_one_run():
+def test_a_whole_table_replaces_the_rows_of_other_runs():
     again = publish_rows(
         ["b", "3"], before=publish_rows(["a", "1"], ["b", "2"]), run=LATER, whole=True
     )
@@ -117,13 +115,14 @@ def test_a_new_table_keeps_other_tables_of_its_question():
         [publishing.Table(["m"], [["z"]], "other")],
         whole=True,
     )
+
     assert [(t["name"], t["rows"]) for t in other["tables"]] == [
         ("", [[0, "a", "1"]]),
         ("other", [[1, "z"]]),
     ]
 
 
-def test_a_file_is_written_whole(tmp_path):
+def test_a_failed_write_keeps_the_published_file(tmp_path):
     path = tmp_path / "results" / "q.json"
     publishing.write(path, publish_rows(["a", "µ | 1"]))
     assert json.loads(path.read_text("utf-8")) == publish_rows(["a", "µ | 1"])
@@ -144,6 +143,7 @@ def test_published_commands_have_no_folders_or_publishing_options():
         "busy",
         "U-Net, small",
     ]
+
     assert (
         publishing.command(words)
         == "python benchmarks/b.py --vela vela --to=y 'U-Net, small'"
@@ -161,6 +161,7 @@ def test_a_script_publishes_only_with_the_option(tmp_path, monkeypatch, capsys):
     publishing.report(publishing.parser(None).parse_args([]), "q", ["python 3"], table)
     assert "| a | 1 |" in capsys.readouterr().out
     assert not [*tmp_path.iterdir()]
+
     publishing.report(
         publishing.parser(None).parse_args(["--publish", "--remark", "r"]),
         "q",
@@ -206,7 +207,7 @@ def fill_template(tmp_path):
         ),
     ],
 )
-def test_places_are_filled(fill_template, place, text):
+def test_placeholders_of_a_page_are_filled(fill_template, place, text):
     assert fill_template("{{" + place + "}}") == text
 
 
@@ -254,10 +255,12 @@ def test_stale_pages_and_questions_without_link_are_found(tmp_path):
         " -->\nMore.\n"
     )
     assert {p.name for p in page.stale(tmp_path)} == {"RESULTS.md", "speed.md"}
+
     for path, text in page.written(tmp_path).items():
         path.write_text(text)
     assert page.stale(tmp_path) == []
     assert "\nIt takes 1 us.\n" in guide.read_text()
+
     publishing.write(
         tmp_path / "benchmarks/results/unused.json", publish_rows(["a", "1"])
     )
@@ -265,7 +268,7 @@ def test_stale_pages_and_questions_without_link_are_found(tmp_path):
         page.stale(tmp_path)
 
 
-def test_the_matrix_of_architectures_has_all_of_them():
+def test_the_matrix_lists_every_architecture():
     sys.path.insert(0, str(FOLDER))
     try:
         architectures = importlib.import_module("architectures")
@@ -275,6 +278,7 @@ def test_the_matrix_of_architectures_has_all_of_them():
         r"architectures.py:(\w+)\", name = \"(.+?)\"",
         (FOLDER / "architectures.toml").read_text(),
     )
+
     assert listed == [
         (architectures.function_of(name), name) for name in architectures.ARCHITECTURES
     ]

@@ -1,6 +1,4 @@
-"""Control flow whose bodies run on TOSA: branches with their weights, loops, both
-backends in one body.
-"""
+"""Branches and loops whose bodies run on TOSA."""
 
 import delegraph
 import pytest
@@ -16,9 +14,7 @@ CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
 
 class EarlyExit(nn.Module):
-    """A classifier that answers from its first features if they are sure, and computes
-    more of them if not.
-    """
+    """A classifier that computes more features if the first ones are not sure."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +41,7 @@ class EarlyExit(nn.Module):
 
 
 class Refine(nn.Module):
-    """Steps of a fixed-point iteration until a count is reached."""
+    """A fixed-point iteration with a counted number of steps."""
 
     def __init__(self):
         super().__init__()
@@ -68,8 +64,10 @@ def test_delegates_in_branches_own_their_weights(scale):
     x = torch.randn(1, 3, 16, 16) * scale
     taken = model.stem(x).mean() > 0.5
     assert bool(taken) == (scale > 0)
+
     lowered = delegraph.lower(model, (x,), backends=["tosa"])
     assert lowered.report.host["forward"].keys() <= {"cond", "aten.gt.Scalar"}
+
     left = {name.rpartition(".")[2] for name in lowered.exported_program().state_dict}
     assert left == {"num_batches_tracked"}, (
         "the delegates own what is computed with, in branches too"
@@ -87,8 +85,8 @@ def test_a_loop_runs_its_body_on_the_delegate():
     assert lowered.verify(x).relative_error < 1e-5
 
 
-def test_two_backends_in_one_body():
-    """compiler-demo takes the sine of what TOSA, asked after it, computes before."""
+def test_two_backends_share_the_body_of_a_branch():
+    """compiler-demo takes the sine. TOSA takes the calls before it."""
 
     class Both(nn.Module):
         def forward(self, x):
@@ -108,22 +106,25 @@ def test_two_backends_in_one_body():
         if delegate.name.startswith("true_graph_0.")
     ]
     assert inside == ["BackendWithCompilerDemo", "TOSABackend"]
+
     calls = [
         n
         for n in all_nodes(lowered.exported_program().graph_module)
         if n.target is CALL_DELEGATE
     ]
     assert len(calls) == len(lowered.delegates)
+
     for each in (x.abs(), -x.abs()):
         assert lowered.verify(each).relative_error < 1e-5
 
 
-def test_the_report_pages_show_bodies(tmp_path):
+def test_report_pages_show_the_delegates_of_bodies(tmp_path):
     lowered = delegraph.lower(
         EarlyExit().eval(), (torch.randn(1, 3, 16, 16),), backends=["tosa"]
     )
     page = lowered.report.to_html()
     assert "true_graph_0" in page
     assert "false_graph_0" in page
+
     names = {row["name"] for row in lowered.report.to_json()["delegates"]}
     assert "true_graph_0.lowered_module_2" in names

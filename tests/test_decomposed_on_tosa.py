@@ -1,5 +1,5 @@
-"""Composite operators lower whole: some have a rule of their own, of the others the
-pieces have rules.
+"""TOSA delegates composite operators, by a rule of their own or by those of their
+pieces.
 """
 
 import delegraph
@@ -58,5 +58,6 @@ def test_operators_without_decomposition_are_refused_with_a_reason():
             Model(lambda x, w: F.mish(x).lgamma()).eval(), (x,), backends=["tosa"]
         ).report
     )
+
     assert "1 x aten.lgamma.default  tosa: no TOSA lowering" in text
     assert "test_decomposed_on_tosa.py" in text

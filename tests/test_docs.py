@@ -124,6 +124,7 @@ def test_refusals_recorded_before_a_rule_are_not_shown(tmp_path, monkeypatch):
         for line in pages.support_page().splitlines()
         if line.startswith("| `aten.relu.default`")
     ]
+
     assert row.startswith("| `aten.relu.default` | yes |")
 
 
@@ -153,16 +154,12 @@ def test_each_distribution_carries_the_licence(distribution, document):
 
 
 def test_the_distributions_share_one_version():
-    projects = [ROOT / d / "pyproject.toml" for d in DISTRIBUTIONS]
-    assert (
-        len(
-            {
-                re.search(r'^version = "(.+)"$', p.read_text(), flags=re.MULTILINE)[1]
-                for p in projects
-            }
-        )
-        == 1
-    )
+    versions = set()
+    for distribution in DISTRIBUTIONS:
+        text = (ROOT / distribution / "pyproject.toml").read_text()
+        match = re.search(r'^version = "(.+)"$', text, flags=re.MULTILINE)
+        versions.add(match[1])
+    assert len(versions) == 1
 
 
 def test_every_error_code_has_advice():
@@ -175,10 +172,12 @@ def test_every_error_code_has_advice():
 @pytest.mark.parametrize("page", GUIDES)
 def test_every_code_block_of_a_guide_is_tested(page):
     assert [b for b in blocks_of(page) if not KINDS.fullmatch(b.kind)] == []
+
     outside = re.sub(
         r"^```.+?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL
     )
     assert "```" not in outside
+
     outside = re.sub(
         rf"^{FIRST}.+?^(?=## )", "", outside, flags=re.MULTILINE | re.DOTALL
     )
@@ -270,15 +269,11 @@ def test_the_first_section_for_authors_runs_from_a_checkout(tmp_path):
     folder = tmp_path / "new"
     folder.mkdir()
     [install] = [b.text for b in blocks_of("README.md") if b.kind == "sh slow"]
-    section = (
-        (ROOT / "docs" / "backend-authors.md")
-        .read_text()
-        .partition(FIRST)[2]
-        .partition("\n## ")[0]
-    )
-    commands = re.search(r"^((?:    \S.*\n)+)", section, flags=re.MULTILINE)[1].replace(
-        "~/delegraph", str(checkout)
-    )
+    guide = (ROOT / "docs" / "backend-authors.md").read_text()
+    _, _, after_heading = guide.partition(FIRST)
+    section, _, _ = after_heading.partition("\n## ")
+    indented_block = re.search(r"^((?:    \S.*\n)+)", section, flags=re.MULTILINE)
+    commands = indented_block[1].replace("~/delegraph", str(checkout))
     script = f"cd {checkout}\n{install}cd {folder}\n{commands}"
     shell = ["bash", "-e", "-c", script]
     completed = subprocess.run(
@@ -288,6 +283,7 @@ def test_the_first_section_for_authors_runs_from_a_checkout(tmp_path):
         capture_output=True,
         text=True,
     )
+
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert [w.name for w in (folder / "my-npu" / "dist").glob("*.whl")] == [
         "my_npu-0.1.0-py3-none-any.whl"
@@ -564,6 +560,7 @@ def test_refreshing_a_block_keeps_placeholders_of_varying_text(change, wanted):
         .replace("...", "2")
     )
     assert matches_with_gaps(SAID, printed)
+
     new = printed.replace(*change)
     assert new != printed
     assert refresh_text(SAID, new) == wanted

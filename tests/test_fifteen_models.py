@@ -1,8 +1,7 @@
-"""Fifteen models through the command line; what a report says to change of one makes it
-a single file.
+"""Fifteen models run through the command line; hints make each a single file.
 
-``fifteen/`` has them as their authors write them, and for each that is not one
-delegate, ``NAME_changed`` with the one change that the hint names.
+``fifteen/`` has the models. ``NAME_changed`` is a model after the change that the hint
+names.
 """
 
 import importlib.util
@@ -87,29 +86,13 @@ def each(models):
 
 
 def run_matrix(store, models, *options):
-    """One command for all: its exit code, and model -> its row with its report."""
-    command = [
-        sys.executable,
-        "-m",
-        "delegraph",
-        "matrix",
-        *models,
-        "--backends",
-        "tosa",
-        "--json",
-        *options,
-    ]
-    command += [
-        "--require-full",
-        "--max-delegates",
-        "1",
-        "--files",
-        ".tosa",
-        "--runs",
-        "0",
-        "--store",
-        str(store),
-    ]
+    """Run the command for all models. Return its exit code, and the row and report of
+    each model.
+    """
+    command = [sys.executable, "-m", "delegraph", "matrix", *models]
+    command += ["--backends", "tosa", "--require-full", "--max-delegates", "1"]
+    command += ["--files", ".tosa", "--runs", "0", "--store", str(store), "--json"]
+    command += options
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     completed = subprocess.run(
         command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=900
@@ -117,14 +100,11 @@ def run_matrix(store, models, *options):
     assert completed.stdout, completed.stderr
     found = json.loads(completed.stdout)
     jsonschema.validate(found, SCHEMA)
-    reports = [
-        json.loads((store / row["measured"]["report"]).read_text())
-        for row in found["rows"]
-    ]
-    return completed.returncode, {
-        row["model"]: row | {"report": r}
-        for row, r in zip(found["rows"], reports, strict=True)
-    }
+    rows = {}
+    for row in found["rows"]:
+        report = (store / row["measured"]["report"]).read_text()
+        rows[row["model"]] = row | {"report": json.loads(report)}
+    return completed.returncode, rows
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +114,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(request):
-    """Those that this run is about."""
+    """Return the names of the models in this run."""
     every = [*WHOLE, *CAUSES, *(f"{name}_changed" for name in CAUSES)]
     assert len(WHOLE) + len(CAUSES) == 15
     here = [
@@ -148,7 +128,9 @@ def models(request):
 
 @pytest.fixture(scope="module")
 def rows(models, store):
-    """Model -> its row; the .tosa files of what is one delegate are in the store."""
+    """Return the row of each model. The store has the .tosa files of complete
+    delegates.
+    """
     code, found = run_matrix(store, models)
     failed = [row["error"] for row in found.values() if row["error"] is not None]
     assert code == bool(failed), failed
@@ -176,10 +158,12 @@ def test_changed_models_are_one_legal_tosa_file(rows, store, model):
 
 
 @pytest.mark.parametrize("model", each(CAUSES))
-def test_the_report_names_the_one_change(rows, store, model):
-    row, (code, hint) = rows[model], CAUSES[model]
+def test_the_report_names_the_needed_change(rows, store, model):
+    row = rows[model]
+    code, hint = CAUSES[model]
     assert row["error"]["code"] == "not-fully-delegated"
     assert row["gates"]["require-full"] is False
+
     (cause,) = row["report"]["causes"]
     assert cause["count"] == row["report"]["host_operators"] > 0
     assert hint in cause["hint"]
@@ -190,7 +174,7 @@ def test_the_report_names_the_one_change(rows, store, model):
 
 
 @pytest.mark.slow
-def test_dynamic_sizes_for_the_target_that_the_hint_names(rows, tmp_path):
+def test_the_hinted_target_accepts_dynamic_sizes(rows, tmp_path):
     assert all(
         f"spec={SHAPE}" in rows[model]["report"]["causes"][0]["hint"]
         for model in DYNAMIC
@@ -200,8 +184,7 @@ def test_dynamic_sizes_for_the_target_that_the_hint_names(rows, tmp_path):
     assert [row["delegates"] for row in found.values()] == [1, 1, 1]
 
 
-def test_nothing_failed_of_those_that_were_changed(models, rows, store):
-    """Their rows are there already: nothing is lowered again."""
+def test_a_second_run_reuses_the_rows_of_changed_models(models, rows, store):
     before = (store / "rows.jsonl").read_bytes()
     whole = [m for m in models if m not in CAUSES]
     code, found = run_matrix(store, whole)

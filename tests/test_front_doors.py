@@ -1,6 +1,4 @@
-"""A classifier that the test trains comes in by each kind of file, and keeps its
-answers.
-"""
+"""A trained classifier gives the same answers from each kind of model file."""
 
 import delegraph
 import pytest
@@ -54,18 +52,18 @@ def points():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with the model file, and with the trained model in all forms."""
+    """Return a folder with the model file, and the trained model in each format."""
     folder = tmp_path_factory.mktemp("doors")
     (folder / "net.py").write_text(MODEL)
     torch.manual_seed(0)
-    model, inputs = read_model(f"{folder / 'net.py'}:untrained").programs, points()
-    model = model["forward"]
+    model = read_model(f"{folder / 'net.py'}:untrained").programs["forward"]
+    x, arm = points()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(200):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs[0]), inputs[1]).backward()
+        nn.functional.cross_entropy(model(x), arm).backward()
         optimizer.step()
-    assert (model(inputs[0]).argmax(1) == inputs[1]).float().mean() > 0.9
+    assert (model(x).argmax(1) == arm).float().mean() > 0.9
     torch.save(model.state_dict(), folder / "net.pt")
     example = (torch.zeros(1, 2),)
     torch.export.save(torch.export.export(model, example), folder / "net.pt2")
@@ -76,7 +74,7 @@ def folder(tmp_path_factory):
 
 
 def accuracy(text):
-    """Return the share of right answers of the lowered model ``text``."""
+    """Return the share of right answers of the lowered model at ``text``."""
     lowered = delegraph.lower(**read_model(text).arguments(), backends=["tosa"])
     assert lowered.report.host_operators == 0
     given, wanted = points()
@@ -107,6 +105,7 @@ def test_torchscript_is_verified_after_calls_with_gradients(folder):
         script(given)
     with torch.no_grad():
         assert script(given).requires_grad
+
     assert lowered.verify(given).agrees()
 
 

@@ -1,6 +1,4 @@
-"""``--refresh-golden``: golden texts are compared, and written only when that is asked
-for.
-"""
+"""``--refresh-golden`` writes golden texts. Without it they are only compared."""
 
 from __future__ import annotations
 
@@ -22,8 +20,10 @@ def test_texts_are_compared_and_refreshed(pytester):
     assert not file.exists()
     outcome("good day\n", "--refresh-golden").assert_outcomes(passed=1)
     outcome("good day\n").assert_outcomes(passed=1)
+
     changed = outcome("good evening\n")
     changed.assert_outcomes(failed=1)
+
     changed.stdout.fnmatch_lines(["*- good day*", "*+ good evening*"])
     assert file.read_text() == "good day\n"
     outcome("good evening\n", "--refresh-golden").assert_outcomes(passed=1)

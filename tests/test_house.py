@@ -1,6 +1,4 @@
-"""The floors of the core, what plugins import, and that docs/architecture.md tells the
-truth about where things are.
-"""
+"""Imports follow the layers of docs/architecture.md, and its paths exist."""
 
 import ast
 import os
@@ -31,7 +29,7 @@ CONTRACT = (
 
 
 def lint(*sources):
-    """import-linter's verdict on these sources, and what it printed."""
+    """Return the exit code and the output of import-linter."""
     command = [
         Path(sys.executable).with_name("lint-imports"),
         "--config",
@@ -48,7 +46,7 @@ def lint(*sources):
     return completed.returncode, completed.stdout + completed.stderr
 
 
-def test_floors_circles_and_contract():
+def test_imports_follow_the_layers_and_contracts():
     code, printed = lint(*SOURCES)
     assert code == 0, printed
     contracts = (
@@ -59,32 +57,29 @@ def test_floors_circles_and_contract():
 
 def test_the_contract_for_tosa_lists_all_that_is_not_public():
     source = ROOT / "plugins/tosa_backend/src/delegraph_tosa"
-    modules = {
-        path.stem for path in (*source.glob("[a-z]*.py"), *source.glob("[a-z]*/"))
-    } - {
-        "borders",
-        "plugin",
-        "quantizer",
-    }
-    assert (
-        set(re.findall(r'"delegraph_tosa\.(\w+)",', _contract("composing"))) == modules
-    )
+    paths = [*source.glob("[a-z]*.py"), *source.glob("[a-z]*/")]
+    public = {"borders", "plugin", "quantizer"}
+    private = {path.stem for path in paths} - public
+
+    listed = re.findall(r'"delegraph_tosa\.(\w+)",', _contract("composing"))
+    assert set(listed) == private
 
 
 def test_the_contract_lists_all_private_modules_of_the_core():
     core = ROOT / "core/src/delegraph"
     packages = ("command", "delegates", "engine", "host", "report")
-    behind = {
-        f"{p}.{m.stem}"
-        for p in packages
-        for m in (core / p).iterdir()
-        if not m.name.startswith("__")
-    }
-    assert set(re.findall(r'"delegraph\.(\w+\.\w+)",', _contract("contract"))) == behind
+    private = set()
+    for package in packages:
+        for path in (core / package).iterdir():
+            if not path.name.startswith("__"):
+                private.add(f"{package}.{path.stem}")
+
+    listed = re.findall(r'"delegraph\.(\w+\.\w+)",', _contract("contract"))
+    assert set(listed) == private
 
 
 def _contract(name):
-    """The lines of a contract in pyproject.toml."""
+    """Return the lines of a contract in pyproject.toml."""
     return next(
         part
         for part in (ROOT / "pyproject.toml").read_text().split("[[")
@@ -146,6 +141,7 @@ def test_a_forbidden_import_is_found(file, line, said, tmp_path):
     with open(tmp_path / file, "a") as module:
         module.write(f"\n{line}\n")
     code, printed = lint(tmp_path)
+
     assert code == 1
     assert said in printed
 
@@ -165,34 +161,36 @@ def test_the_contract_is_flat_and_declares_public_names():
 
 
 def named_paths():
-    """Paths in the page: from the root, in the core, or beside the one that was named
-    before in the same row.
+    """Yield each path of the architecture page: its line, the path, its base folders.
+
+    A path is relative to the root, the core, or the path before it in its row.
     """
     for line in PAGE.splitlines():
         folder = None
         for name in re.findall(r"`([\w./-]+)`", line):
             if "/" not in name and not name.endswith((".py", ".md", ".toml")):
                 continue
-            places = [ROOT, ROOT / "core/src/delegraph", *([folder] if folder else [])]
+            places = [ROOT, ROOT / "core/src/delegraph"]
+            if folder is not None:
+                places.append(folder)
             yield line, name, places
-            existing = next((p / name for p in places if (p / name).exists()), None)
-            folder = (
-                folder
-                if existing is None
-                else existing
-                if existing.is_dir()
-                else existing.parent
-            )
+            for place in places:
+                path = place / name
+                if path.exists():
+                    folder = path if path.is_dir() else path.parent
+                    break
 
 
 def test_every_path_in_the_architecture_page_exists():
     paths = list(named_paths())
-    assert len(paths) > 20
-    assert [
+    missing = [
         (name, line)
         for line, name, places in paths
-        if not any((p / name).exists() for p in places)
-    ] == []
+        if not any((place / name).exists() for place in places)
+    ]
+
+    assert len(paths) > 20
+    assert missing == []
 
 
 def test_lowering_imports_nothing_that_only_reads_results():
@@ -205,6 +203,7 @@ print([m for m in sys.modules if m.startswith(heavy) and not m.endswith(".plugin
     completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
+
     assert completed.stdout == "[]\n"
 
 
@@ -215,6 +214,7 @@ def test_no_test_module_imports_another():
         for folder in ("tests", "*/tests", "plugins/*/tests")
         for path in ROOT.glob(f"{folder}/**/test_*.py")
     ]
+
     assert len(modules) > 200
     assert [
         f"{path.relative_to(ROOT)} imports {name}"

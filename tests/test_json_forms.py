@@ -1,6 +1,4 @@
-"""docs/schema.json is what is really printed: it has each form that the sources name,
-and commands print of these.
-"""
+"""docs/schema.json describes every JSON document that commands print."""
 
 import contextlib
 import io
@@ -34,7 +32,7 @@ def small():
 
 
 def printed_json(*words, code=0):
-    """What a command prints with ``--json``, which has exactly this exit code."""
+    """Return the ``--json`` output of a command, after checking its exit code."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         assert main([*map(str, words), "--json"]) == code
@@ -43,7 +41,7 @@ def printed_json(*words, code=0):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder with a model, what was lowered from it, and two reports."""
+    """Return a folder with a model, its lowered files and two reports."""
     folder = tmp_path_factory.mktemp("files")
     (folder / "m.py").write_text(MODEL)
     model = f"{folder / 'm.py'}:small"
@@ -72,24 +70,22 @@ def files(tmp_path_factory):
     return folder
 
 
-def test_every_form_is_described():
+def test_the_schema_has_every_form_in_the_sources():
     sources = [
-        p
-        for folder in ("programs/src", "core/src", "plugins")
-        for p in (ROOT / folder).rglob(
-            "src/**/*.py" if folder == "plugins" else "**/*.py"
-        )
+        *ROOT.glob("programs/src/**/*.py"),
+        *ROOT.glob("core/src/**/*.py"),
+        *ROOT.glob("plugins/*/src/**/*.py"),
     ]
-    named = {
-        name
-        for p in sources
-        for name in re.findall(r'"(delegraph\.[a-z-]+/\d+)"', p.read_text("utf-8"))
-    }
+    named = set()
+    for path in sources:
+        text = path.read_text("utf-8")
+        named.update(re.findall(r'"(delegraph\.[a-z-]+/\d+)"', text))
     described = {
         d["properties"]["schema"]["const"]
         for d in SCHEMA["$defs"].values()
         if "schema" in d.get("properties", {})
     }
+
     assert named == described
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
@@ -124,10 +120,8 @@ def test_printed_json_matches_the_schema(name, files, monkeypatch):
         assert found["summary"]["methods"][0]["inputs"][0]["shape"] == [2, 3]
 
 
-def test_sizes_of_one_model_in_a_file(files):
-    """What the file holds, and what is printed of it; a padding of -inf is no number in
-    JSON.
-    """
+def test_inspect_prints_sizes_and_infinite_padding_as_json(files):
+    """JSON has no number for the padding of -inf."""
     sizes = [(torch.ones(2, n),) for n in (3, 5)]
     lowered = lower_buckets(
         torch.nn.ReLU().eval(), sizes, padding=-float("inf"), backends=["tosa"]
@@ -135,6 +129,7 @@ def test_sizes_of_one_model_in_a_file(files):
     lowered.save(files / "sizes.pte")
     found = printed_json("inspect", files / "sizes.pte")
     validate(found, "inspect .pte")
+
     assert found["buckets"]["padding"] == "-inf"
     assert len(found["buckets"]["inputs"]) == 2
     held = (

@@ -1,6 +1,4 @@
-"""The bars of convolutional networks: one delegate, accepted and computed by tools that
-nobody here wrote.
-"""
+"""Convolutional networks become one TOSA delegate, which other tools accept and run."""
 
 import hashlib
 import importlib.util
@@ -68,7 +66,7 @@ def relative_error(got, wanted):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_one_delegate_that_agrees_with_eager(name):
+def test_each_network_is_one_delegate_that_agrees_with_eager(name):
     _, inputs, program = lowered(name)
     assert len(program.delegates) == 1
     assert program.report.host_operators == 0
@@ -76,7 +74,7 @@ def test_one_delegate_that_agrees_with_eager(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_strict_validator_accepts(name):
+def test_the_strict_validator_accepts_each_network(name):
     reference_tools.check_strictly(
         lowered(name)[2].delegates[0].processed_bytes, profiles="pro_fp"
     )
@@ -98,7 +96,8 @@ def test_the_reference_model_agrees_with_eager(name):
     )
     with torch.no_grad():
         expected = module(*inputs).numpy()
-    assert np.abs(expected).max() > 0.05, "an output of nothing would pass"
+
+    assert np.abs(expected).max() > 0.05, "an output of zeros would hide errors"
     assert relative_error(outputs[0], expected) < 1e-5
 
 
@@ -114,30 +113,26 @@ def test_every_operator_of_mobilenet_names_a_line_of_the_model(
         for op in graph.operators
         if "examples/mobilenet_v2.py:" not in str(op.source)
     ]
+
     assert graph.operators
     assert not lost
 
 
-def test_debug_handles_of_mobilenet_cover_every_compiled_call(
-    mobilenet_partition,
-):
+def test_debug_handles_of_mobilenet_cover_every_compiled_call(mobilenet_partition):
+    specs = Options(SPEC).compile_specs()
+    result = TOSABackend.preprocess(mobilenet_partition, specs)
+
     calls = [
         node for node in mobilenet_partition.graph.nodes if node.op == "call_function"
     ]
-    specs = Options(SPEC).compile_specs()
-    handles = set(
-        chain.from_iterable(
-            TOSABackend.preprocess(mobilenet_partition, specs).debug_handle_map.values()
-        )
-    )
+    handles = set(chain.from_iterable(result.debug_handle_map.values()))
     assert handles <= {node.meta["debug_handle"] for node in calls}
-    without = {
+
+    without_handle = {
         str(node.target) for node in calls if node.meta["debug_handle"] not in handles
     }
-    assert without <= {
-        "aten.dropout.default",
-        "aten.flatten.using_ints",
-    }, "which do nothing, or are undone"
+    # in TOSA, dropout does nothing, and flatten is undone by the linear layer
+    assert without_handle <= {"aten.dropout.default", "aten.flatten.using_ints"}
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +140,7 @@ def mobilenet_partition():
     return lowered("mobilenet_v2")[2].delegates[0].module.original_module
 
 
-def test_mobilenet_is_small():
+def test_the_file_of_mobilenet_is_small():
     graph = read(lowered("mobilenet_v2")[2].delegates[0].processed_bytes)
     counts = Counter(op.name for op in graph.operators)
     assert counts["TRANSPOSE"] <= 2, counts
@@ -153,16 +148,22 @@ def test_mobilenet_is_small():
 
 
 def test_mobilenet_has_the_figures_of_its_paper():
-    """300 million multiply-accumulates, as the paper says, and the module's 3,504,872
-    parameters less the scales of its norms, which are folded into the weights; the zero
-    point that all convolutions share is one more.
+    """The paper has 300 million multiply-accumulates. The scales of norms are folded
+    into the weights, and one zero point is added.
     """
-    found = figures(read(lowered("mobilenet_v2")[2].delegates[0].processed_bytes))
+    _, _, program = lowered("mobilenet_v2")
+    found = figures(read(program.delegates[0].processed_bytes))
+
+    parameters_of_module = 3_504_872
+    scales_of_norms = 17_056
+    zero_points = 1
     assert found.multiply_accumulates == 300_774_272
-    assert found.parameters == 3_504_872 - 17_056 + 1
+    assert found.parameters == parameters_of_module - scales_of_norms + zero_points
     assert found.computed_bytes.keys() == {"fp32"}
-    # around the clamp behind the first wide convolution
-    assert found.largest_live_bytes == 2 * 4 * 96 * 112 * 112
+
+    # the input and the output of the clamp after the first wide convolution
+    bytes_of_activation = 4 * 96 * 112 * 112
+    assert found.largest_live_bytes == 2 * bytes_of_activation
 
 
 DIGEST = """
@@ -189,7 +190,7 @@ def _digesting(code, seed):
 @pytest.mark.parametrize(
     "name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.slow)]
 )
-def test_equal_bytes_in_two_processes(name):
+def test_two_processes_write_equal_bytes(name):
     file, function = MODELS[name]
     code = DIGEST.format(module=Path(file).stem, function=function)
     processes = [_digesting(code, seed) for seed in ("1", "2")]
@@ -204,13 +205,12 @@ def test_relu_keeps_inf_and_nan():
     module = nn.ReLU().eval()
     program = delegraph.lower(module, (x,), backends=["tosa"], require_full=True)
     expected = module(x).numpy()
-    for actual in (
-        program(x).numpy(),
-        reference_tools.run_reference_model(
-            program.delegates[0].processed_bytes, [x.numpy()]
-        )[0],
-    ):
-        np.testing.assert_array_equal(actual, expected)
+    [of_reference_model] = reference_tools.run_reference_model(
+        program.delegates[0].processed_bytes, [x.numpy()]
+    )
+
+    np.testing.assert_array_equal(program(x).numpy(), expected)
+    np.testing.assert_array_equal(of_reference_model, expected)
 
 
 def test_weights_that_change_before_saving_are_noticed(tmp_path):

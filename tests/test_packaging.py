@@ -1,4 +1,4 @@
-"""The wheels build without network, and work without the checkout."""
+"""Wheels build without a network, and work without the checkout."""
 
 import email
 import json
@@ -110,9 +110,7 @@ def pip(*arguments):
 
 
 def run_delegraph(installed, *arguments):
-    """The command, with the wheels in front of what the environment has, and from a
-    folder that has nothing.
-    """
+    """Run the command with the wheels first on the path, in an empty folder."""
     return run_python(installed, "-m", "delegraph", *arguments)
 
 
@@ -162,6 +160,7 @@ def test_the_wheels_are_pure_and_typed(wheels):
         "vision",
     )
     of_plugins = [f"delegraph_{name}" for name in (*plugins, "workers")]
+
     assert names == ["delegraph", *of_plugins]
     for wheel, package in zip(wheels, names, strict=True):
         assert wheel.name.endswith("-py3-none-any.whl")
@@ -174,7 +173,9 @@ def test_the_wheels_are_pure_and_typed(wheels):
 
 
 def contents_of_archive(archive):
-    """File -> bytes, the first folder of an sdist left out."""
+    """Return the bytes of each file. The first folder of an sdist is removed from
+    paths.
+    """
     if archive.suffix == ".whl":
         wheel = zipfile.ZipFile(archive)
         return {name: wheel.read(name) for name in wheel.namelist()}
@@ -217,9 +218,7 @@ def test_archives_have_the_readme_license_and_classifiers(kind, request):
 
 @pytest.mark.slow
 def test_sdists_contain_all_sources_and_test_files(sdists):
-    """Also those that .gitignore names by their suffix, such as the program files that
-    tests read.
-    """
+    """.gitignore names some test files by their suffix."""
     for archive, folder in zip(sdists, DISTRIBUTIONS, strict=True):
         parts = (ROOT / folder / part for part in ("src", "tests"))
         there = {
@@ -246,6 +245,7 @@ def test_allowed_torch_releases_equal_the_tested_ones():
     assert [Requirement(declared).specifier.contains(release) for release in tried] == [
         True
     ] * len(tried)
+
     first, last = re.findall(r"\d+\.(\d+)", declared)
     assert [int(release.split(".")[1]) for release in tried] == [
         *range(int(first), int(last))
@@ -273,6 +273,7 @@ def test_install_commands_name_the_version_of_torch():
         for line in lines
         if re.search(r"pip install\b.*( delegraph| [^ ]*/core)\b(?!-)", line)
     ]
+
     assert bringing
     assert [
         line
@@ -284,6 +285,7 @@ def test_install_commands_name_the_version_of_torch():
 def test_both_plugins_are_listed_from_the_wheels(installed):
     completed = run_delegraph(installed, "backends", "--json")
     assert completed.returncode == 0, completed.stderr
+
     found = {b["name"]: b for b in json.loads(completed.stdout)["backends"]}
     usable = dict.fromkeys(["compiler-demo", "demo", "tosa"], "ok")
     expected = {
@@ -302,15 +304,14 @@ def test_both_plugins_are_listed_from_the_wheels(installed):
         for name, needs in expected.items()
     }
     assert {n: b["status"] for n, b in found.items()} == usable | bridged
+
     for name, row in ((name, found[name]) for name in usable):
         package = f"delegraph_{name.removeprefix('compiler-')}"
         assert row["location"] == str(installed / package / "plugin.py")
 
 
 def test_everything_that_the_wheels_declare_can_be_imported(installed):
-    """As ``doctor`` does, but in one process for all of them: each would import torch
-    anew.
-    """
+    """``doctor`` does the same in a process for each; one process imports torch once."""
     completed = run_python(installed, "-c", IMPORTING)
     assert completed.returncode == 0, completed.stderr
     rows = json.loads(completed.stdout.splitlines()[-1])
@@ -332,6 +333,7 @@ def test_the_wheel_can_write_a_new_backend(installed, tmp_path):
         installed, "new-backend", "my-npu", str(tmp_path / "my-npu"), "--json"
     )
     assert completed.returncode == 0, completed.stderr
+
     written = {
         str(p.relative_to(tmp_path / "my-npu"))
         for p in (tmp_path / "my-npu").rglob("*")

@@ -1,8 +1,6 @@
-"""Without what only POSIX has: a model is lowered, saved, read and verified, and
-commands run as on Windows.
+"""Commands and lowering work without functions that only POSIX has.
 
-The names that Windows lacks are taken away in a process. That shows what a missing name
-breaks; it is not Windows.
+A process removes the names that Windows lacks. This finds uses of these names only.
 """
 
 import subprocess
@@ -54,9 +52,7 @@ except DelegraphError as error:
 
 
 def run_without_posix(code, folder):
-    """What ``code`` prints where these names are missing. The last lines of an error
-    are in the failure.
-    """
+    """Return the output of ``code`` in a process that lacks these names."""
     # imported before: the standard library has looked for them by then, as that of
     # Windows knows not to
     begin = "import subprocess, tempfile, multiprocessing, torch, socket\n"
@@ -72,7 +68,7 @@ def run_without_posix(code, folder):
 
 @pytest.mark.slow
 @pytest.mark.skipif("not hasattr(__import__('os'), 'fork')")
-def test_lowering_files_cache_and_commands(tmp_path):
+def test_lowering_files_and_commands_work_without_posix(tmp_path):
     printed = run_without_posix(USING, tmp_path)
     assert (
         printed.splitlines()[-1]

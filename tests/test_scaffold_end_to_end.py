@@ -1,5 +1,5 @@
-"""The guide's first backend: the commands of docs/backend-authors.md, run on what
-``delegraph new-backend`` writes.
+"""The commands of docs/backend-authors.md work on a backend of ``delegraph
+new-backend``.
 """
 
 import json
@@ -25,13 +25,15 @@ COMMANDS = [line for line in LINES if not line.startswith('"')]
 
 
 def command_in_guide(beginning):
-    """Module and arguments of the guide's first command that begins so."""
+    """Return the module and arguments of the guide's first command with this beginning."""
     words = shlex.split(next(c for c in COMMANDS if c.startswith(beginning)))
     return words[2:] if words[:2] == ["python", "-m"] else words
 
 
 def run_module(site, module, *arguments, folder):
-    """``python -m module`` in ``folder`` with ``site`` on the path; what it printed."""
+    """Run ``python -m module`` in ``folder`` with ``site`` on the path. Return its
+    output.
+    """
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))
     }
@@ -48,7 +50,7 @@ def run_module(site, module, *arguments, folder):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """The user's folder, with the new package in it."""
+    """Return a user's folder with the new package."""
     folder = tmp_path_factory.mktemp("work")
     run_module(None, *command_in_guide("delegraph new-backend"), folder=folder)
     return folder
@@ -56,9 +58,7 @@ def work(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(work, tmp_path_factory):
-    """A folder for the path with the package's wheel, built and installed without
-    network.
-    """
+    """Return a folder with the built and installed wheel of the package."""
     site = tmp_path_factory.mktemp("site")
     run_module(
         None,
@@ -91,6 +91,7 @@ def test_new_backend_is_listed(installed, work):
         )
     )["backends"]
     [row] = [b for b in listed if b["name"] == NAME]
+
     assert row["status"] == "ok"
     assert row["location"] == str(installed / "my_npu" / "plugin.py")
     assert (row["backend_id"], row["partitioners"], row["has_runtime"]) == (
@@ -107,6 +108,7 @@ def test_new_backend_lowers_its_example(installed, work):
         )
     )
     [delegate] = shown["report"]["delegates"]
+
     assert delegate["backend"] == NAME
     assert shown["verification"]["relative_error"] < 1e-6
 
@@ -122,6 +124,7 @@ def test_new_backend_passes_the_conformance_kit(installed, work):
             folder=work,
         )
     )
+
     assert {
         c["name"]: c["status"] for c in shown["checks"] if c["status"] != "passed"
     } == {
@@ -134,7 +137,7 @@ def test_new_backend_passes_the_conformance_kit(installed, work):
 
 
 def test_tests_of_the_new_package_pass(installed, work):
-    """Of the conformance kit, those checks that take no time."""
+    """Checks of the conformance kit that take long are left out."""
     chosen = "not TestMyNpu or declaration or options or empty or handles"
     quiet = ("-W", "error", "-p", "no:cacheprovider", "-q")
     assert "16 passed, 1 skipped, 15 deselected" in run_module(
@@ -158,6 +161,7 @@ def test_an_operator_is_added_in_two_lines(installed, work, tmp_path):
         '"relu": torch.relu,', case, tmp_path / NAME / "tests" / "test_numerics.py"
     )
     command = next(c for c in COMMANDS if c.endswith("-k sigmoid"))
+
     assert "1 passed" in run_module(
         site, *shlex.split(command)[2:], "-p", "no:cacheprovider", folder=tmp_path
     )
@@ -176,7 +180,7 @@ def test_new_package_passes_ruff(work):
 
 
 @pytest.mark.slow  # mypy reads torch's types for a quarter of a minute
-def test_its_types_are_right(work, tmp_path):
+def test_new_package_passes_mypy(work, tmp_path):
     folder = work / NAME
     assert "no issues found in 10 source files" in run_module(
         None, "mypy", "--cache-dir", str(tmp_path), folder=folder

@@ -1,6 +1,4 @@
-"""The site: guides are there in pages, links lead somewhere, and public names and
-commands have their places.
-"""
+"""The documentation site: pages, links, references, examples and notebooks."""
 
 import ast
 import importlib
@@ -38,7 +36,7 @@ def site(hooks):
 
 
 def places(nav):
-    """All pages of a navigation."""
+    """Return all pages of a navigation."""
     if isinstance(nav, str):
         return [nav]
     return [
@@ -63,7 +61,7 @@ def test_every_page_is_in_the_navigation_once(site):
     assert sorted(places(site.nav)) == sorted(site.pages)
 
 
-def test_a_guide_is_cut_into_pages_without_a_loss(site, hooks):
+def test_pages_of_a_guide_contain_all_of_its_text(site, hooks):
     for source, (folder, _) in hooks.GUIDES.items():
         pages = [
             page.text
@@ -71,19 +69,18 @@ def test_a_guide_is_cut_into_pages_without_a_loss(site, hooks):
             if place.startswith(f"{folder}/") and page.source == source
         ]
         whole = hooks._page((ROOT / source).read_text(), source).text
-        assert len(pages) == 1 + len(
-            [h for _, level, h in hooks.headings(whole) if level == 2]
-        )
-        blocks = re.findall(r"^```.*?^```$", whole, re.MULTILINE | re.DOTALL)
-        assert [
-            b
-            for page in pages
-            for b in re.findall(r"^```.*?^```$", page, re.MULTILINE | re.DOTALL)
-        ] == blocks
-        assert all(
-            page.startswith("# ") and page.count("\n# ") <= page.count("```")
-            for page in pages
-        )
+        sections = [h for _, level, h in hooks.headings(whole) if level == 2]
+        introduction = 1
+        assert len(pages) == introduction + len(sections)
+
+        block = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+        blocks_of_pages = []
+        for page in pages:
+            blocks_of_pages.extend(block.findall(page))
+            assert page.startswith("# ")
+            # further lines of this kind are comments in code blocks
+            assert page.count("\n# ") <= page.count("```")
+        assert blocks_of_pages == block.findall(whole)
 
 
 def test_the_reference_has_exactly_the_public_names(site, hooks):
@@ -96,15 +93,13 @@ def test_the_reference_has_exactly_the_public_names(site, hooks):
             site.pages[f"reference/python/{module}.md"].text,
             re.MULTILINE,
         )
-        assert (
-            directives
-            == [f"{module}.{name}" for name in hooks.public_names(module, folder)]
-            != []
-        )
+        public = [f"{module}.{name}" for name in hooks.public_names(module, folder)]
+        assert public
+        assert directives == public
 
 
 def code_of(hooks, page):
-    """The blocks of a guide that run, without what they print."""
+    """Return the code blocks of a guide, without the blocks of output."""
     found = re.findall(
         r"^```(\S+).*\n((?s:.*?))^```$", (ROOT / page).read_text(), re.MULTILINE
     )
@@ -112,9 +107,7 @@ def code_of(hooks, page):
 
 
 def named(page):
-    """The dotted names that the Python of a guide imports, or reaches by attributes of
-    what it has imported.
-    """
+    """Return the dotted names that the Python blocks of a guide import or use."""
     blocks = re.findall(
         r"^```python(?! (?:in|compiled)).*\n((?s:.*?))^```$",
         (ROOT / page).read_text(),
@@ -147,7 +140,7 @@ def named(page):
 
 
 def test_every_public_name_has_an_example(hooks):
-    """What a guide shows by one of its names counts for all of its names."""
+    """An example of one name of an object counts for all of its names."""
     names = [
         f"{m}.{n}"
         for m, folder in hooks.modules().items()
@@ -159,15 +152,20 @@ def test_every_public_name_has_an_example(hooks):
         module, _, attribute = name.rpartition(".")
         return getattr(importlib.import_module(module), attribute)
 
-    seen = {id(value(name)) for name in shown if callable(value(name))}
-    assert [
-        name for name in names if name not in shown and id(value(name)) not in seen
-    ] == []
+    shown_objects = {id(value(name)) for name in shown if callable(value(name))}
+    without_example = [
+        name
+        for name in names
+        if name not in shown and id(value(name)) not in shown_objects
+    ]
+
+    assert without_example == []
 
 
 def test_every_module_and_command_page_has_its_examples(site, hooks):
     examples = hooks._examples()
     assert {*examples} <= {*hooks.modules(), "Commands"}
+
     for title, text in examples.items():
         place = (
             "reference/commands.md"
@@ -198,6 +196,7 @@ def test_site_has_the_help_of_every_command(site):
         for spec, record in Registry().declared(CommandSpec)
         if record.distribution.startswith("delegraph")
     }
+
     assert ours <= {*shown}
     assert {"lower", "backends", "doctor", "completion"} <= {*shown}
 
@@ -238,7 +237,7 @@ def _prose(notebook):
     )
 
 
-def test_a_notebook_of_each_kind_of_block(hooks):
+def test_each_kind_of_block_becomes_its_notebook_cell(hooks):
     blocks = (
         ("python file=a.py", "x = 1"),
         ("sh", "ls"),
@@ -249,6 +248,7 @@ def test_a_notebook_of_each_kind_of_block(hooks):
         ["# Title", *(f"\n```{kind}\n{body}\n```" for kind, body in blocks), "end"]
     )
     cells = hooks.notebook(text)["cells"]
+
     assert [(c["cell_type"], "".join(c["source"])) for c in cells] == [
         ("markdown", "# Title"),
         ("code", "%%writefile a.py\nx = 1"),
@@ -300,6 +300,7 @@ def test_site_builds_without_a_warning(tmp_path):
         str(tmp_path),
     ]
     completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
     assert completed.returncode == 0, completed.stderr
     assert "WARNING -" not in completed.stderr, completed.stderr
     # what search reads where there is no server

@@ -1,6 +1,4 @@
-"""TOSA partitions around host operators, methods that share weights, random programs
-with random support.
-"""
+"""TOSA partitions around host operators, shared weights, and random programs."""
 
 import json
 
@@ -18,7 +16,9 @@ torch.set_num_threads(1)
 
 
 class Sorted(nn.Module):
-    """Without a rule for it, the host keeps the sort between two convolutions."""
+    """A sort between two convolutions. It stays on the host, because TOSA has no rule
+    for it.
+    """
 
     def __init__(self):
         super().__init__()
@@ -42,10 +42,12 @@ def test_two_partitions_around_a_host_operator(monkeypatch):
     ] * 2
     assert program.report.host == {"forward": {"aten.sort.default": 1}}
     assert program.verify(x).relative_error < 1e-5
+
     text = str(program.report)
     assert "1 x aten.sort.default" in text
     assert "no TOSA lowering" in text
     assert "z = torch.sort(y, dim=1)[0]" in text
+
     json.dumps(program.report.to_json())
 
 
@@ -61,7 +63,7 @@ class Two(nn.Module):
         return torch.sigmoid(self.shared(x * 2))
 
 
-def test_two_methods_that_share_weights():
+def test_two_methods_share_their_weights():
     module = Two().eval()
     x = torch.randn(3, 8)
     other = Two().eval()
@@ -73,6 +75,7 @@ def test_two_methods_that_share_weights():
         backends=["tosa"],
     )
     assert [delegate.method for delegate in program.delegates] == ["forward", "other"]
+
     for method in program.methods:
         assert program.verify(x, method=method).relative_error < 1e-5
     held = [
@@ -92,6 +95,7 @@ def test_each_method_writes_its_own_debug_file(tmp_path):
         options=options,
     )
     names = sorted(path.name for path in tmp_path.iterdir())
+
     assert names == [
         "output_TOSABackend_0_TOSA-1.0+FP+INT.tosa",
         "output_other_TOSABackend_0_TOSA-1.0+FP+INT.tosa",
@@ -99,14 +103,19 @@ def test_each_method_writes_its_own_debug_file(tmp_path):
 
 
 class Masked(TOSAPartitioner):
-    """Refuses calls by the bits of ``mask``, and leaves the rest to the rules."""
+    """Refuses calls by the bits of ``mask``, in addition to the rules of TOSA."""
 
     def __init__(self, mask):
         super().__init__()
-        ask = self.support.why_not
-        self.support.why_not = lambda n: (
-            "masked" if mask >> (n.meta["debug_handle"] % 31) & 1 else ask(n)
-        )
+        why_not_in_tosa = self.support.why_not
+
+        def why_not(node):
+            bit = node.meta["debug_handle"] % 31
+            if mask >> bit & 1:
+                return "masked"
+            return why_not_in_tosa(node)
+
+        self.support.why_not = why_not
 
 
 STEPS = [
@@ -125,8 +134,8 @@ STEPS = [
 
 
 class Random(nn.Module):
-    """Applies ``steps`` to a pool of [1, 4, 6, 6] values; every step gives one of that
-    shape again.
+    """Applies ``steps`` to a pool of [1, 4, 6, 6] values. Each step returns one value
+    of this shape.
     """
 
     def __init__(self, steps):
@@ -192,17 +201,17 @@ def assert_two_partitions_equal_eager(steps, mask):
 
 @given(steps, st.integers(0, 2**31 - 1))
 @settings(max_examples=25, deadline=None)
-def test_random_support_on_random_programs(steps, mask):
+def test_random_programs_with_random_support_equal_eager(steps, mask):
     assert_two_partitions_equal_eager(steps, mask)
 
 
 @pytest.mark.slow
 @given(steps, st.integers(0, 2**31 - 1))
 @settings(max_examples=1000, deadline=None)
-def test_random_support_on_many_random_programs(steps, mask):
+def test_many_random_programs_with_random_support_equal_eager(steps, mask):
     assert_two_partitions_equal_eager(steps, mask)
 
 
-def test_every_step_is_a_step():
+def test_every_step_keeps_the_shape():
     for name in STEPS:
         assert_two_partitions_equal_eager([(name, 0, 0), ("add", 0, 1)], 0)

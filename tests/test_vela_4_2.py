@@ -1,7 +1,7 @@
-"""Vela 4.2, which reads TOSA 0.80, takes our integer files of convolutional networks
+"""Vela 4.2, which reads TOSA 0.80, compiles integer files of convolutional networks
 whole.
 
-It and later versions exclude each other, so it needs an environment of its own:
+It needs an environment of its own:
 
     python -m venv vela42 && vela42/bin/pip install ethos-u-vela==4.2.0
     DELEGRAPH_VELA_4_2=vela42/bin/vela python -m pytest -m slow tests/test_vela_4_2.py
@@ -48,5 +48,6 @@ def test_integer_files_are_compiled_whole(name, accelerator, tmp_path, monkeypat
         str(tmp_path),
     ]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
+
     assert completed.returncode == 0, completed.stderr[-1000:]
     assert "CPU operators = 0 (0.0%)" in completed.stdout

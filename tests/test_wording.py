@@ -1,6 +1,4 @@
-"""What users read (reasons, notes, hints, errors) says nothing of how torch or
-delegraph are made inside.
-"""
+"""Reasons, notes, hints and errors name no internals of torch or delegraph."""
 
 from __future__ import annotations
 
@@ -32,8 +30,9 @@ INSIDE = re.compile(
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of the string literals with several words, but for docstrings and
-    code that is written.
+    """Yield the line and the text of string literals with several words.
+
+    Docstrings and generated code are left out.
     """
     nodes = [*ast.walk(ast.parse(path.read_text()))]
     docstrings = {
@@ -65,9 +64,7 @@ def test_messages_name_no_internals_of_torch():
 
 
 def reasons(kept: object) -> Iterator[str]:
-    """The keys of nested dictionaries: files, operators, targets, and at the end the
-    reasons.
-    """
+    """Yield the reasons of nested dictionaries: file, operator, target, reason."""
     if isinstance(kept, dict):
         for key, value in kept.items():
             yield key

@@ -1,6 +1,4 @@
-"""Networks on images, as a user would hand them to ``delegraph lower``;
-``NAME_changed`` has what the hint says.
-"""
+"""Networks on images. ``NAME_changed`` has the change that the hint names."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ def convolution(inputs, outputs, kernel=3, stride=1, groups=1, activation=nn.ReL
 
 
 class Inverted(nn.Module):
-    """Widen, filter each channel, weigh the channels (EfficientNet), narrow."""
+    """A block of EfficientNet: widen, filter each channel, weigh the channels, narrow."""
 
     def __init__(self, channels, activation=nn.ReLU6, squeeze=False):
         super().__init__()
@@ -51,7 +49,7 @@ class Classifier(nn.Module):
 
 
 def mobilenet_v2():
-    """Any number of images at once."""
+    """MobileNet V2 with a dynamic batch."""
     model = Classifier(Inverted(8), Inverted(8)).eval()
     image = torch.randn(2, 3, 16, 16)
     return {
@@ -62,7 +60,7 @@ def mobilenet_v2():
 
 
 def mobilenet_v2_changed():
-    """The batch is static."""
+    """MobileNet V2 with a static batch."""
     return {**mobilenet_v2(), "dynamic_shapes": None}
 
 
@@ -83,7 +81,7 @@ class Residual(nn.Module):
 
 
 class FromCamera(nn.Module):
-    """The bytes of an image [N, H, W, 3], normalized in the model."""
+    """A network that normalizes the bytes of an image [N, H, W, 3]."""
 
     def __init__(self, model):
         super().__init__()
@@ -104,7 +102,7 @@ def resnet(dtype=torch.uint8):
 
 
 def resnet_changed():
-    """The image is made int32 before the model."""
+    """The image is converted to int32 before the model."""
     return resnet(torch.int32)
 
 
@@ -124,21 +122,19 @@ class UNet(nn.Module):
 
 
 def unet():
-    """Images of any even size."""
+    """A U-Net for images of any even size."""
     height = 2 * Dim("half_height", min=4, max=64)
     width = 2 * Dim("half_width", min=4, max=64)
     return {**unet_changed(), "dynamic_shapes": ({2: height, 3: width},)}
 
 
 def unet_changed():
-    """One size."""
+    """A U-Net for one size."""
     return {"model": UNet().eval(), "args": (torch.randn(1, 3, 16, 24),)}
 
 
 class YOLO(nn.Module):
-    """Boxes and classes at each place; those above a threshold go on to the NMS, which
-    the host does.
-    """
+    """Boxes and classes of each place. Those above a threshold go to NMS on the host."""
 
     def __init__(self, best):
         super().__init__()
@@ -174,12 +170,12 @@ def yolo(best=0):
 
 
 def yolo_changed():
-    """The best eight instead of all above a threshold."""
+    """The best eight places, instead of all places above a threshold."""
     return yolo(best=8)
 
 
 class ViT(nn.Module):
-    """The positions were learned for another size of image."""
+    """A vision transformer whose positions were learned for another image size."""
 
     def __init__(self):
         super().__init__()
@@ -203,9 +199,7 @@ def vit():
 
 
 class Diffusion(nn.Module):
-    """A step of denoising: the time as sines, then as scale and shift; noise is added
-    unless it is handed over.
-    """
+    """A denoising step. Noise is added unless it is an input."""
 
     def __init__(self):
         super().__init__()

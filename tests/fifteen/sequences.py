@@ -1,6 +1,4 @@
-"""Networks on tokens, sound and rows, as a user would hand them to ``delegraph lower``;
-``NAME_changed``: as hinted.
-"""
+"""Networks on tokens, sound and tables. ``NAME_changed`` has the change of the hint."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ LENGTH = 12
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm."""
+    """Attention and an MLP, each after a norm."""
 
     def __init__(self, norm=nn.LayerNorm):
         super().__init__()
@@ -48,7 +46,7 @@ class Block(nn.Module):
 
 
 class BERT(nn.Module):
-    """The mask of the tokenizer, int64, becomes what is added to the scores."""
+    """An encoder that adds the int64 mask of a tokenizer to its scores."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +81,9 @@ def bert_changed():
 
 
 class GPT2(nn.Module):
-    """One token; what was before comes as plain tensors, and goes out longer by one."""
+    """A decoder for one token. Its caches are inputs, and outputs that are longer by
+    one.
+    """
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ def gpt2():
 
 
 def gpt2_changed():
-    """The cache has one length."""
+    """The cache has a fixed length."""
     past = (
         torch.randn(1, HEADS, 5, WIDTH // HEADS),
         torch.randn(1, HEADS, 5, WIDTH // HEADS),
@@ -123,9 +123,7 @@ def gpt2_changed():
 
 
 class Llama(nn.Module):
-    """Writes its caches, which are buffers, at the positions that the mask of the
-    tokenizer counts.
-    """
+    """A decoder whose caches are buffers, written at positions counted by the mask."""
 
     def __init__(self):
         super().__init__()
@@ -158,12 +156,12 @@ def llama(dtype=torch.int64):
 
 
 def llama_changed():
-    """The mask holds truth values."""
+    """The mask is boolean."""
     return llama(torch.bool)
 
 
 class Whisper(nn.Module):
-    """Sound -> mel bands -> encoder -> scores of the tokens so far."""
+    """From sound to mel bands, an encoder, and the scores of the next token."""
 
     def __init__(self):
         super().__init__()
@@ -190,7 +188,7 @@ def whisper():
 
 
 class Spotter(nn.Module):
-    """Frames of a microphone -> keyword, and the state for the next frames."""
+    """From microphone frames to a keyword and the next state."""
 
     def __init__(self):
         super().__init__()
@@ -208,9 +206,7 @@ def keyword_spotter():
 
 
 class DLRM(nn.Module):
-    """Numbers and hashed ids of categories, folded into tables that are smaller, and
-    all pairs of them.
-    """
+    """Numbers and hashed category ids, with all pairs of their embeddings."""
 
     def __init__(self):
         super().__init__()
@@ -245,9 +241,7 @@ def dlrm_changed():
 
 
 class TimeSeries(nn.Module):
-    """Patches of a series, normalized by its own mean and deviation, which are computed
-    in double.
-    """
+    """Patches of a series, normalized by its mean and deviation in double."""
 
     def __init__(self, dtype):
         super().__init__()
@@ -270,12 +264,12 @@ def time_series(dtype=torch.float64):
 
 
 def time_series_changed():
-    """All in float32."""
+    """All values are float32."""
     return time_series(torch.float32)
 
 
 class CLIPText(nn.Module):
-    """The state at the end of the text, which is the largest token."""
+    """Returns the state at the end of the text, where the largest token is."""
 
     def __init__(self):
         super().__init__()

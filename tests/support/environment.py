@@ -1,4 +1,4 @@
-"""Virtual environments that share the packages of this one."""
+"""Virtual environments on top of this one."""
 
 import os
 import shlex
@@ -8,8 +8,8 @@ import venv
 
 
 def layered(folder):
-    """The variables of an environment that has what this one has; what is installed
-    goes to ``folder``.
+    """Return variables of an environment that has these packages and installs into
+    ``folder``.
     """
     venv.create(folder, with_pip=False)
     [packages] = folder.glob("lib/*/site-packages")

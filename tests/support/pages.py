@@ -1,4 +1,4 @@
-"""The pages of the documentation and the distributions that they describe."""
+"""The pages of the documentation, and the distributions that they describe."""
 
 from pathlib import Path
 
