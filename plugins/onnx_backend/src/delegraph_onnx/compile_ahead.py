@@ -1,6 +1,6 @@
 """Compile models ahead for an execution provider, such as Qualcomm's.
 
-The result is an ONNX model, in which each part that the provider took is one node,
+The result is an ONNX model. Each part that the provider compiled is one node of it,
 ``EPContext``, with the provider's own code. Other nodes run on the CPU. If a provider
 cannot store its code, the model stays as it is, and the provider compiles it at load.
 """
@@ -24,7 +24,7 @@ CONTEXT = "EPContext"
 IR_VERSION = 10
 """The version of the format in all models; ``torch.onnx.export`` has the same."""
 RECORD = "session.record_ep_graph_assignment_info"
-"""A session option: the session knows which provider took a node."""
+"""A session option: record which provider runs each node."""
 
 
 class Compiled(NamedTuple):
@@ -81,7 +81,10 @@ def _portable(model: onnx.ModelProto) -> bytes:
 
 
 def _operators_on_cpu(draft: Draft, content: bytes, settings: Settings) -> Counter[str]:
-    """Load a model; return the operators that the provider did not take."""
+    """Return how often each operator is left to the CPU.
+
+    Raises Unsupported if the provider takes no operator.
+    """
     recording = settings._replace(session={**settings.session, RECORD: "1"})
     session = _load(draft, content, recording)
     on_cpu = list[str]()

@@ -42,7 +42,7 @@ from .rewrites.constants_for_npu import separate_constants
 from .rewrites.float_weights_for_cpu import hide_float_weights
 from .rewrites.indices_for_npu import simplify_indices
 from .rewrites.linear_for_npu import use_gemm
-from .rewrites.quantized_layers import SHORTS
+from .rewrites.quantized_layers import SHORTS, optional_input
 from .rewrites.unsigned_integers import use_unsigned
 from .rewrites.weight_scales import COMPUTED, dequantize_other_weights
 from .type_promotion import insert_casts
@@ -73,7 +73,7 @@ class Draft(NumberedCalls):
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
         with _quiet():
             self.model = self._convert(program)
-            _name_border(self.model)
+            _name_inputs_and_constants(self.model)
             self.model = _simplify(self.model)
         bound_clips(self.model)
         if not dequantize_other_weights(self.model):
@@ -111,6 +111,7 @@ class Draft(NumberedCalls):
         return model
 
     def _convert(self, program: ExportedProgram) -> ir.Model:
+        """Return the exporter's model. The names of nodes begin with their calls."""
         _copy_bodies(program.graph_module)
         numbers = self._numbers()
         try:
@@ -128,7 +129,7 @@ class Draft(NumberedCalls):
             for node in ir.traversal.RecursiveGraphIterator(part):
                 source = node.meta.get("node")
                 while source is not None and source not in numbers:
-                    # a cast, of an operand of the call
+                    # ``insert_casts`` added it: a cast belongs to the call that reads it
                     source = next(iter(source.users), None)
                 node.name = f"n{numbers[source]}/" if source is not None else ""
                 node.meta.clear()
@@ -172,7 +173,7 @@ def registry() -> ONNXRegistry:
 
 
 def has_rule(node: Node) -> bool:
-    """Whether torch.onnx has a rule for the operator of ``node``."""
+    """Return whether torch.onnx has a rule for the operator of ``node``."""
     rule, _ = dispatch(node, registry())
     return rule is not None
 
@@ -198,19 +199,17 @@ def _reason_of(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error).strip().partition("\n")[0]
-    kind = type(error).__name__
-    return f"torch.onnx does not convert it: {kind}" + (
-        f": {text:.200}" if text else ""
-    )
+    reason = f"torch.onnx does not convert it: {type(error).__name__}"
+    return f"{reason}: {text:.200}" if text else reason
 
 
-def _name_border(model: ir.Model) -> None:
-    """Name inputs and outputs by their places."""
-    for place, value in enumerate(model.graph.inputs):
-        value.name = f"x{place}"
-    for place, (name, value) in enumerate(list(model.graph.initializers.items())):
+def _name_inputs_and_constants(model: ir.Model) -> None:
+    """Name inputs ``x0``, ``x1``, ..., and constants ``c0``, ``c1``, ...."""
+    for k, value in enumerate(model.graph.inputs):
+        value.name = f"x{k}"
+    for k, (name, value) in enumerate(list(model.graph.initializers.items())):
         del model.graph.initializers[name]
-        value.name = f"c{place}"
+        value.name = f"c{k}"
         if value.const_value is not None:
             value.const_value.name = value.name
         model.graph.initializers[value.name] = value
@@ -224,7 +223,7 @@ def _simplify(model: ir.Model) -> ir.Model:
     """
     parts: list[Any] = [model, *model.functions.values()]
     for part in parts:
-        # a body in a body has another version than its model, which no inliner accepts
+        # a nested body has another version than its model, which no inliner accepts
         for domain in part.opset_imports:
             if domain.startswith("pkg."):
                 part.opset_imports[domain] = 1
@@ -245,45 +244,48 @@ def _simplify(model: ir.Model) -> ir.Model:
 
 
 def _quantizes_to_16_bits(model: ir.Model) -> bool:
-    """Whether an operator quantizes to 16 bits or dequantizes them."""
+    """Return whether an operator quantizes to 16 bits or dequantizes them."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            zero = node.inputs[2] if len(node.inputs) > 2 else None
+            zero = optional_input(node, 2)
             if zero is not None and zero.dtype in SHORTS:
                 return True
     return False
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
-    """Give each output a value of its own, and the name of its place.
+    """Name outputs ``y0``, ``y1``, ..., each a separate value.
 
-    ONNX permits no output twice, and a value has one name: an input that is an output
-    as well keeps its own.
+    ONNX permits no output twice, and a value has one name. So inputs and repeated
+    values are copied.
     """
     seen = set[Any]()
-    for place, value in enumerate(list(graph.outputs)):
+    for k, value in enumerate(list(graph.outputs)):
         if value.producer() is None or value in seen:
-            copy = ir.Node("", "Identity", [value], name=f"copy{place}")
+            copy = ir.Node("", "Identity", [value], name=f"copy{k}")
             result = copy.outputs[0]
             result.shape = value.shape
             result.type = value.type
             graph.append(copy)
-            graph.outputs[place] = result
+            graph.outputs[k] = result
         seen.add(value)
-        graph.outputs[place].name = f"y{place}"
+        graph.outputs[k].name = f"y{k}"
 
 
 def _name_nodes(model: ir.Model) -> None:
-    """Name nodes by calls and places: onnxscript numbers them over the whole process."""
+    """Name nodes by calls and positions, such as ``n3/Gemm/7``.
+
+    onnxscript's names contain numbers that count all nodes of the process.
+    """
     nodes = ir.traversal.RecursiveGraphIterator(model.graph)
     kept = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
-    for place, node in enumerate(nodes):
+    for k, node in enumerate(nodes):
         call = (node.name or "").partition("/")[0]
         prefix = f"{call}/" if call[:1] == "n" and call[1:].isdecimal() else ""
-        node.name = f"{prefix}{node.op_type}/{place}"
+        node.name = f"{prefix}{node.op_type}/{k}"
         for index, value in enumerate(node.outputs):
             if value.name and value.name not in kept:
-                value.name = f"{prefix}v{place}_{index}"
+                value.name = f"{prefix}v{k}_{index}"
 
 
 def _drop_comments(model: ir.Model) -> None:

@@ -1,7 +1,8 @@
 """Rules that replace those of torch.onnx, which lose digits or signs, or are missing.
 
 A rule is a function that takes the operands and literals of a call, as those of
-torch.onnx do.
+torch.onnx do. It writes operators of ONNX, and returns the result. The docstring of a
+rule is the formula that it writes.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ op: Any = opset20
 
 
 def log1p(self: Any) -> Any:
-    """log(1 + x), exact where 1 + x has lost digits of x (Kahan's formula)."""
+    """log(1 + x), exact where 1 + x has lost digits of x (Kahan's formula).
+
+    With y = 1 + x, rounded: log(y) * x / (y - 1).
+    """
     one = op.CastLike(1.0, self)
     shifted = op.Add(self, one)
     step = op.Sub(shifted, one)
-    # where nothing is added, and where the sum is infinite, the quotient is NaN
+    # if x adds nothing to 1, or the sum is infinite, the quotient is NaN
     is_plain = op.Or(op.Equal(step, op.CastLike(0.0, self)), op.IsInf(shifted))
     divisor = op.Where(is_plain, one, step)
     scaled = op.Mul(op.Log(shifted), op.Div(self, divisor))
@@ -56,7 +60,7 @@ def logaddexp(self: Any, other: Any) -> Any:
 
 
 def sign(self: Any) -> Any:
-    """-1, 0 or 1, which is 0 for NaN."""
+    """-1, 0 or 1; 0 for NaN."""
     if not self.dtype.is_floating_point():
         return op.Sign(self)
     is_number = op.Equal(self, self)
@@ -81,7 +85,7 @@ def atan2(self: Any, other: Any) -> Any:
 
 
 def _is_negative(x: Any) -> Any:
-    """Whether the sign of x is negative; also for -0."""
+    """Return whether the sign of x is negative; also for -0."""
     zero = op.CastLike(0.0, x)
     return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))
 

@@ -56,7 +56,7 @@ DTYPES: dict[int, str] = {
 }
 """ONNX's types -> torch's, of tensors at the border of a program."""
 _MOST_ELEMENTS = 1 << 28
-"""Elements of an input that is drawn: a few bytes of a file can ask for any number."""
+"""The most elements of a random input: a few bytes of a file can request any number."""
 
 
 class OnnxInspection(Summary):
@@ -119,7 +119,7 @@ class OnnxFormat(DelegateFormat):
                 _point_to(initializer, data_file.name, offset, len(data))
                 parts.append(data)
                 offset += len(data)
-        # else the second file would be left behind
+        # before the second file is written, which would otherwise be left over
         expect_writable(path)
         write_whole(data_file, b"".join(parts))
         write_whole(path, model.SerializeToString(deterministic=True))
@@ -128,7 +128,10 @@ class OnnxFormat(DelegateFormat):
     def _model(
         cls, program: ProgramContents, options: Mapping[str, Any]
     ) -> tuple[onnx.ModelProto, dict[str, bytes]]:
-        """Return the model, and the bytes of weights that it does not hold by name."""
+        """Return the model, and the bytes of the weights that it does not hold.
+
+        They are named as their initializers.
+        """
         from delegraph_engines import Signature  # imports torch
 
         from .session import MARK
@@ -152,7 +155,10 @@ class OnnxFormat(DelegateFormat):
     def read(
         cls, path: Path, load_delegate: LoadDelegate
     ) -> Mapping[str, Callable[..., Any]]:
-        """``forward``, which takes inputs in order or by name, and returns a tuple."""
+        """Return ``forward``, which takes inputs in order or by name.
+
+        It returns a tuple.
+        """
         from delegraph_engines import to_specs
 
         from .settings import PREFIX
@@ -283,7 +289,7 @@ def _load(path: Path) -> onnx.ModelProto:
 
 
 def _inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Return the inputs that a call gives: older files list weights as well."""
+    """Return the inputs of a call. Older files list weights among them."""
     weights = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in weights]
 
@@ -470,12 +476,10 @@ def _rename_border(graph: onnx.GraphProto, delegate: DelegateInfo) -> None:
     ]
     names = dict[str, str]()
     for values, descriptions, side in wanted:
-        for place, (value, described) in enumerate(
-            zip(values, descriptions, strict=True)
-        ):
-            name = described.name or f"{side}_{place}"
+        for k, (value, described) in enumerate(zip(values, descriptions, strict=True)):
+            name = described.name or f"{side}_{k}"
             if name in names.values():
-                name = f"{name}_{side}_{place}"
+                name = f"{name}_{side}_{k}"
             names[value.name] = name
             value.name = name
     for node in graph.node:
@@ -508,6 +512,7 @@ def _weights(facts: Mapping[str, Any], delegate: DelegateInfo) -> dict[str, byte
 
 
 def _put_inside(initializer: TensorProto, data: bytes) -> None:
+    """Store the bytes of a weight in the model."""
     del initializer.external_data[:]
     initializer.data_location = TensorProto.DEFAULT
     initializer.raw_data = data
@@ -516,6 +521,7 @@ def _put_inside(initializer: TensorProto, data: bytes) -> None:
 def _point_to(
     initializer: TensorProto, location: str, offset: int, length: int
 ) -> None:
+    """Let a weight refer to bytes of the file ``location``."""
     del initializer.external_data[:]
     initializer.data_location = TensorProto.EXTERNAL
     entries = {"location": location, "offset": str(offset), "length": str(length)}

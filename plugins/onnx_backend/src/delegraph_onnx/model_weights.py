@@ -13,9 +13,9 @@ from onnxruntime import OrtValue
 from .session import WEIGHT, ort_value
 
 SMALLEST = 4096
-"""The fewest bytes of a constant that becomes named data: weights, few biases."""
-ELSEWHERE = "delegraph"
-"""The file name that a model gives for its weights. No such file exists."""
+"""Constants of at least this many bytes become named data: weights, and few biases."""
+NO_FILE = "delegraph"
+"""The file that a model names for its weights. It does not exist."""
 
 
 class Weight(NamedTuple):
@@ -42,7 +42,7 @@ def take_weights(model: ir.Model, store: NamedDataStore) -> list[Weight]:
         value = ort_value(tensor)
         weights.append(Weight(name, key, dtype, list(tensor.shape), value))
         initializer.const_value = ir.ExternalTensor(
-            location=ELSEWHERE,
+            location=NO_FILE,
             offset=0,
             length=constant.nbytes,
             dtype=constant.dtype,
@@ -53,7 +53,10 @@ def take_weights(model: ir.Model, store: NamedDataStore) -> list[Weight]:
 
 
 def tensor_of(constant: Any) -> torch.Tensor:
-    """Return a constant of a model as a tensor. The program's own share its memory."""
+    """Return a constant of a model as a tensor.
+
+    A constant of the program shares the memory of its tensor.
+    """
     if isinstance(constant.raw, torch.Tensor):
         return constant.raw.detach().resolve_neg().contiguous()
     # ONNX Runtime takes no array that it would have to copy

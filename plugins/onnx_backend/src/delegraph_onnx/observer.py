@@ -1,4 +1,4 @@
-"""Make the values of calls further outputs of a model, for accuracy by operator."""
+"""Add the results of calls to the outputs of a model, to compare them with eager."""
 
 from __future__ import annotations
 

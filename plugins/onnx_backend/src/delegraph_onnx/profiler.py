@@ -24,7 +24,7 @@ class Profiled:
     """A delegate whose calls also return the seconds of their kernels.
 
     A session of ONNX Runtime writes its times once, when profiling ends. So each call
-    has a session of its own, which is made and run once before.
+    needs a new session. It is made, and run once to warm up, after the call before.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Profiled:
         return results, read
 
     def _load(self) -> Loaded:
+        """Return a new session that profiles."""
         prefix = str(Path(self._folder, "profile"))
         return Loaded(self._make(prefix), self._signature)
 
@@ -97,25 +98,28 @@ def _begin_of_profile(session: ort.InferenceSession) -> float:
     )
     # The process may be interrupted between two readings, so take the closest ones.
     readings = [
-        (time.perf_counter_ns(), clock(), time.perf_counter_ns()) for _ in "123"
+        (time.perf_counter_ns(), clock(), time.perf_counter_ns()) for _ in range(3)
     ]
-    before, now, after = min(readings, key=lambda one: one[2] - one[0])
+    before, now, after = min(readings, key=lambda times: times[2] - times[0])
     return ((before + after) / 2 - now + begin) / 1e9
 
 
 def _last_run(events: list[dict[str, Any]]) -> list[_Run]:
-    """Return the kernels of the last run."""
+    """Return the kernels of the last run. Each run has the same number of kernels."""
     kernels = list[_Run]()
     for event in events:
         if event["name"].endswith("_kernel_time"):
             name = event["name"].removesuffix("_kernel_time")
             kernels.append(_Run(name, event["ts"] / 1e6, event["dur"] / 1e6))
     runs = sum(event["name"] == "model_run" for event in events)
-    return kernels[-(len(kernels) // max(runs, 1)) :] if kernels else []
+    if not kernels:
+        return []
+    kernels_in_run = len(kernels) // max(runs, 1)
+    return kernels[-kernels_in_run:]
 
 
 def _reads(graph: onnx.GraphProto) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of each call and of a call that it reads."""
+    """Yield pairs: the number of a call, and that of a call whose result it reads."""
     makers = {name: calls_in(node.name) for node in graph.node for name in node.output}
     for node in graph.node:
         for call in calls_in(node.name):

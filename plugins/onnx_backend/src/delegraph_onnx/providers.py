@@ -21,10 +21,11 @@ from .settings import Settings
 
 CPU = "CPUExecutionProvider"
 PRECISION = "session.x64quantprecision"
-"""A session option: products of int8 are exact also on x86 without VNNI.
+"""A session option that makes products of int8 exact on x86 without VNNI.
 
-Elsewhere ONNX Runtime adds two of them in 16 bits there, which overflow. The plugin's
-own models for the CPU have uint8, see ``unsigned_integers``; files of other tools may have int8.
+By default, ONNX Runtime adds two such products in 16 bits there, which overflow. The
+plugin's own models for the CPU have uint8, see ``unsigned_integers``. Files of other
+tools may have int8.
 """
 _LEVELS = {
     "disable_all": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -38,6 +39,7 @@ _MODES = {
     "parallel": ort.ExecutionMode.ORT_PARALLEL,
 }
 _ERRORS_ONLY = 3
+"""A level of ONNX Runtime's log."""
 
 
 def why_absent(ep: str) -> str | None:
@@ -77,7 +79,9 @@ def make_options(settings: Settings) -> ort.SessionOptions:
 
 
 def _add_provider(options: ort.SessionOptions, settings: Settings) -> None:
-    if (why := why_absent(settings.ep)) is not None:
+    """Add the provider of ``settings``. Raises as ``make_options`` does."""
+    why = why_absent(settings.ep)
+    if why is not None:
         raise NoRuntime(
             "no-runtime",
             why,
@@ -96,7 +100,7 @@ def _add_provider(options: ort.SessionOptions, settings: Settings) -> None:
             f"the execution provider {settings.ep!r} finds no device on this machine",
         )
     if settings.ep == "qnn":
-        # else the CPU quantizes the inputs of the model, and dequantizes its results
+        # by default, the CPU quantizes the inputs, and dequantizes the results
         chosen.setdefault("offload_graph_io_quantization", "0")
         if "backend_type" not in chosen:
             chosen["backend_path"] = package.get_qnn_htp_path()
@@ -110,7 +114,7 @@ def _devices(ep: str) -> list[Any]:
     name = package.get_ep_name()
     ort.register_execution_provider_library(name, package.get_library_path())
     devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
-    # one device of each kind would be several providers: ONNX Runtime takes the first
+    # for several devices, ONNX Runtime would make several providers
     return devices[:1]
 
 

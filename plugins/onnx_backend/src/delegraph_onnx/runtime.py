@@ -37,7 +37,10 @@ class OnnxRuntime(BackendRuntime):
     def load(
         processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
     ) -> Delegate:
-        """Raises FormatError for a damaged blob, NoRuntime without its provider."""
+        """Load a blob.
+
+        Raises FormatError if it is damaged, NoRuntime without its provider.
+        """
         model, signature, facts = Signature.unseal(processed_bytes, MARK)
         weights = read_weights(facts, named_data)
         session = make_session(bytes(model), read_settings(compile_specs), weights)
@@ -47,10 +50,10 @@ class OnnxRuntime(BackendRuntime):
     def observe(
         processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
     ) -> Observing:
-        """As ``load``; calls also return the results of calls inside of the model.
+        """Load a blob that also returns the result of each call of the program.
 
-        ONNX Runtime fuses less than otherwise. In models that were compiled ahead, no
-        call is visible.
+        With the additional results, ONNX Runtime fuses fewer operators. Models that
+        were compiled ahead return none of them.
         """
         content, signature, facts = Signature.unseal(processed_bytes, MARK)
         weights = read_weights(facts, named_data)
@@ -67,13 +70,14 @@ class OnnxRuntime(BackendRuntime):
     def profile(
         processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
     ) -> ProfiledDelegate:
-        """As ``load``; ONNX Runtime's own profiler counts the time of its kernels."""
+        """Load a blob whose delegate returns the times of ONNX Runtime's profiler."""
         content, signature, facts = Signature.unseal(processed_bytes, MARK)
         model = bytes(content)
         weights = read_weights(facts, named_data)
         settings = read_settings(compile_specs)
 
         def make(prefix: str) -> ort.InferenceSession:
+            """Return a session that writes a profile to files of this prefix."""
             return make_session(model, settings, weights, profile=prefix)
 
         return Profiled(make, model, signature)
@@ -82,8 +86,9 @@ class OnnxRuntime(BackendRuntime):
     def compatible(
         header: BlobHeader, compile_specs: Specs, device: str | None = None
     ) -> Compatibility | None:
-        """By the provider, and by the release: ONNX Runtime reads older models."""
-        if why := why_absent(device or read_settings(compile_specs).ep):
+        """Check for the provider, and compare releases. ONNX Runtime reads older models."""
+        why = why_absent(device or read_settings(compile_specs).ep)
+        if why is not None:
             return Compatibility("cannot", why)
         here = f"onnxruntime {ort.__version__}"
         return compare_releases(header.fingerprint, here, reads_older=True)

@@ -96,7 +96,7 @@ def why_not_loaded(model: bytes) -> str | None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the part of an error of ONNX Runtime that has the cause."""
+    """Return the cause in an error of ONNX Runtime, without its code and C++ sources."""
     text = str(error).strip().replace("\n", " ")
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     # sources of ONNX Runtime, and the C++ functions there
@@ -134,7 +134,7 @@ def ort_value(tensor: torch.Tensor) -> OrtValue:
 
 
 def _value(data: bytes, dtype: str, sizes: Sequence[int]) -> OrtValue:
-    """Return a tensor with the memory of ``data``."""
+    """Return a value of ONNX Runtime with the memory of ``data``."""
     kind = "int16" if dtype == "bfloat16" else dtype
     return _ort_value(np.frombuffer(data, kind).reshape(sizes), dtype)
 
@@ -172,15 +172,18 @@ class _Output(NamedTuple):
         kind = NUMBER_DTYPES.get(dtype) or getattr(torch, dtype)
         is_known = all(size > 0 for size in sizes)
         return cls(
-            name,
-            kind,
-            TYPE_NUMBERS[dtype],
-            sizes if is_known else None,
-            NUMBERS.get(dtype),
+            name=name,
+            dtype=kind,
+            type_number=TYPE_NUMBERS[dtype],
+            sizes=sizes if is_known else None,
+            python_type=NUMBERS.get(dtype),
         )
 
     def bind(self, binding: Any) -> torch.Tensor | None:
-        """Return a new tensor for the result; None if ONNX Runtime makes one."""
+        """Bind the output to a new tensor, and return it.
+
+        If its shape is not known, ONNX Runtime makes a tensor, and this returns None.
+        """
         if self.sizes is None:
             binding.bind_output(self.name, HOST)
             return None
@@ -194,17 +197,18 @@ class _Output(NamedTuple):
 class Loaded:
     """A session, called with tensors. Results are new tensors.
 
-    A call passes addresses. With numpy's arrays, a call of a small model took 30 us
-    longer.
+    A call passes the addresses of tensors. With numpy's arrays, a call of a small model
+    took 30 us longer.
     """
 
     def __init__(self, session: ort.InferenceSession, signature: Signature) -> None:
-        """Raises FormatError if the model takes or returns other types."""
+        """Check the types of the model; FormatError if they are not ``signature``."""
         self.session = session
         self.signature = signature
         inputs = types_of(session.get_inputs())
         outputs = types_of(session.get_outputs())
-        if (why := signature.why_mismatch(inputs, outputs)) is not None:
+        why = signature.why_mismatch(inputs, outputs)
+        if why is not None:
             raise FormatError(
                 "format-invalid", f"the ONNX model does not fit its blob: {why}"
             )
@@ -234,11 +238,11 @@ class Loaded:
             )
         results: list[Any] = [output.bind(fast_binding) for output in self._outputs]
         self.session.run_with_iobinding(binding)
-        for place, output in enumerate(self._outputs):
+        for k, output in enumerate(self._outputs):
             if output.sizes is None:  # ONNX Runtime made the tensor
-                results[place] = _copied(binding.get_outputs()[place])
+                results[k] = _copied(binding.get_outputs()[k])
             elif output.python_type is not None:
-                results[place] = output.python_type(results[place].item())
+                results[k] = output.python_type(results[k].item())
         return tuple(results)
 
     def _binding(self) -> ort.IOBinding:

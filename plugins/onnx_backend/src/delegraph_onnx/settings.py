@@ -89,10 +89,13 @@ def check_settings(text: Mapping[str, str]) -> Settings:
             f"option 'threads' is a number, 0 or more; not {options['threads']!r:.40}",
         )
     return Settings(
-        options["ep"],
-        {**_chip_options(options), **_provider_options(options["ep_options"])},
-        int(options["threads"]),
-        _session_options(options["session"]),
+        ep=options["ep"],
+        ep_options={
+            **_chip_options(options),
+            **_provider_options(options["ep_options"]),
+        },
+        threads=int(options["threads"]),
+        session=_session_options(options["session"]),
     )
 
 
@@ -139,9 +142,8 @@ def _provider_options(text: str) -> dict[str, str]:
     that this machine loads, nor the files that it writes.
     """
     names = {pair.partition("=")[0].strip() for pair in text.split(",")}
-    return read_properties(
-        "ep_options", text, {name for name in names if not _NAMES_A_FILE.search(name)}
-    )
+    allowed = {name for name in names if not _NAMES_A_FILE.search(name)}
+    return read_properties("ep_options", text, allowed)
 
 
 def _session_options(text: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The support check: calls that torch.onnx converts and ONNX Runtime loads."""
+"""The support check: accepts calls that torch.onnx converts and ONNX Runtime loads."""
 
 from __future__ import annotations
 
@@ -55,12 +55,13 @@ NO_RULE = "torch.onnx has no rule for this operator"
 def compile_alone(program: ExportedProgram) -> None:
     """Convert a program of few calls and load it. Raises Unsupported if that fails."""
     draft = Draft(program)
-    if (why := why_not_loaded(draft.content())) is not None:
+    why = why_not_loaded(draft.content())
+    if why is not None:
         raise draft.failure(why)
 
 
 TRIALS = TrialCompilation(compile_alone)
-"""The answers of exporter and runtime: some milliseconds for a call."""
+"""Trials of exporter and runtime, which take some milliseconds for a call."""
 
 
 class OnnxPartitioner(CapabilityPartitioner):
@@ -84,7 +85,8 @@ class OnnxPartitioner(CapabilityPartitioner):
             "session": session,
         }
         check_settings(settings)
-        if (why := why_absent(ep)) is not None:
+        why = why_absent(ep)
+        if why is not None:
             hint = f"pip install onnxruntime-{ep}, or onnxruntime-ep-{ep}"
             raise OptionError("option-invalid", why, hint=hint)
         check = CHECKS.get(ep, why_not_ahead)
@@ -92,21 +94,24 @@ class OnnxPartitioner(CapabilityPartitioner):
 
 
 def why_not(node: Node) -> str | None:
-    """Return a reason that needs no trial; None if exporter and runtime decide."""
+    """Return why a call is refused; None if a trial has to decide."""
     if is_random(node):
         return "it draws random numbers, which only the host does"
     for value in (*node.all_input_nodes, node):
-        # a branch, a loop body, or a tensor of one
+        # a branch, a loop body, or a constant in one
         if value.op == "get_attr":
             continue
-        if (why := _why_no_value(value)) is not None:
+        why = _why_not_value(value)
+        if why is not None:
             return why
     if not has_rule(node):
         return NO_RULE
     for body in subgraphs_of(node):
         for inner in body.graph.nodes:
-            is_call = inner.op == "call_function" and inner.target is not getitem
-            if is_call and (why := why_not(inner)) is not None:
+            if inner.op != "call_function" or inner.target is getitem:
+                continue
+            why = why_not(inner)
+            if why is not None:
                 return f"{inner.target} in its body: {why}"
     return _why_computed_otherwise(node)
 
@@ -147,7 +152,7 @@ def _why_wrong_on_qnn(node: Node) -> str | None:
 
 
 def _why_converted_wrongly(node: Node) -> str | None:
-    """Return a reason if a result has another type, and perhaps a wrong value."""
+    """Return a reason if Qualcomm's compiler may convert types wrongly in a call."""
     operand = node.all_input_nodes[0]
     source = operand.meta["val"].dtype
     target = node.meta["val"].dtype
@@ -164,7 +169,7 @@ def _why_converted_wrongly(node: Node) -> str | None:
 
 
 def _are_equal_and_static(shapes: Sequence[Sequence[Any]]) -> bool:
-    """Whether shapes have no dynamic sizes and are equal."""
+    """Return whether shapes have no dynamic sizes and are equal."""
     for shape in shapes:
         # comparing dynamic sizes would add a guard to the program
         if not all(type(size) is int for size in shape):
@@ -196,7 +201,7 @@ def _why_computed_otherwise(node: Node) -> str | None:
 
 
 def _repeats_elements(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call pads a tensor with its own elements."""
+    """Return whether a call pads a tensor with its own elements."""
     if name == "pad":
         return given["mode"] in ("replicate", "reflect")
     return name.startswith(("replication_pad", "reflection_pad"))
@@ -207,19 +212,19 @@ def _why_narrow(quantize: Node) -> str | None:
     given = bound_arguments(quantize)
     ends = (given["quant_min"], given["quant_max"])
     info = torch.iinfo(given["dtype"])
-    # symmetric ranges leave out the smallest integer, which is a step away
+    # symmetric ranges leave out only the smallest integer: results differ by one step
     if ends in ((info.min, info.max), (-info.max, info.max)):
         return None
     return f"torch.onnx ignores the range {ends[0]} to {ends[1]} of the quantization"
 
 
 def _is_empty(node: Node) -> bool:
-    """Whether a tensor is known to have no elements."""
+    """Return whether a tensor is known to have no elements."""
     return any(type(size) is int and size == 0 for size in node.meta["val"].shape)
 
 
-def _why_no_value(node: Node) -> str | None:
-    """Return a reason if ONNX has no value like one of those of ``node``."""
+def _why_not_value(node: Node) -> str | None:
+    """Return a reason if ONNX Runtime cannot hold a value of ``node``."""
     for val in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(val, torch.Tensor):
             if val.dtype not in TYPES:

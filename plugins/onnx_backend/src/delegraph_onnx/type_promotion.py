@@ -1,7 +1,8 @@
 """Write torch's implicit casts of operands as calls: ONNX has none.
 
-``torch.add(floats, ints)`` casts the integers. The rules are those of torch.onnx, whose
-own pass computes the program again, and keeps it in memory afterwards.
+For example, ``torch.add(floats, ints)`` casts the integers. The rules are those of
+torch.onnx. Its own pass is not used: it computes the program again, and keeps it in
+memory afterwards.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def insert_casts(graph: Graph) -> None:
         )
         promoted = rule.preview_type_promotion(args, kwargs)
         node.args = tuple(
-            _cast(node, arg, promoted.args_dtypes.get(place))
-            for place, arg in enumerate(node.args)
+            _cast(node, arg, promoted.args_dtypes.get(k))
+            for k, arg in enumerate(node.args)
         )
         node.kwargs = {
             name: _cast(node, arg, promoted.kwargs_dtypes.get(name))

@@ -2,9 +2,9 @@
 
 Qualcomm's compiler computes a layer in integers if its result is quantized. In int8, it
 fuses an activation between the two: the range of the integers is that of the activation.
-The range of 16 bits is symmetric, so it does not fuse Relu or Clip. Quantizing before
-them with the same scale changes no result, since integers saturate. They also saturate
-at the upper bound of Clip, so that Relu takes its place.
+The range of 16 bits is symmetric, so it does not fuse Relu or Clip. Therefore the result
+of the layer is quantized before the activation as well. With the same scale, that changes
+no result. The integers saturate at the upper bound of Clip, so Relu can replace Clip.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .graph_writer import GraphWriter, only_reader
-from .quantized_layers import PRODUCTS, number_of
+from .quantized_layers import PRODUCTS, number_of, optional_input
 
 TOLERANCE = 1e-5
+"""The relative error of an upper bound that is computed from a scale."""
 LARGEST = 2**15 - 1
 
 
@@ -38,7 +39,7 @@ def quantize_before_activations(model: ir.Model) -> None:
 
 
 def _is_relu(clip: ir.Node, quantize: ir.Node) -> bool:
-    """Whether Clip has the lower bound 0, and no integer is above its upper bound."""
+    """Return whether Clip has the lower bound 0, and no integer is above its upper bound."""
     lower, upper = map(number_of, clip.inputs[1:3])
     scale = number_of(quantize.inputs[1])
     if lower is None or upper is None or scale is None or lower != 0:
@@ -47,8 +48,8 @@ def _is_relu(clip: ir.Node, quantize: ir.Node) -> bool:
 
 
 def _is_int16(node: ir.Node | None) -> bool:
-    """Whether a node quantizes to int16."""
-    if node is None or node.op_type != "QuantizeLinear" or len(node.inputs) < 3:
+    """Return whether a node quantizes to int16."""
+    if node is None or node.op_type != "QuantizeLinear":
         return False
-    zero_point = node.inputs[2]
+    zero_point = optional_input(node, 2)
     return zero_point is not None and zero_point.dtype is ir.DataType.INT16

@@ -22,6 +22,7 @@ from .quantized_layers import (
     dequantized,
     layer_of,
     number_of,
+    optional_input,
     producer,
 )
 
@@ -38,7 +39,7 @@ class _Bias(NamedTuple):
     reader: ir.Node
     """The node that adds it: Add, or the product itself."""
     input_index: int
-    """Its place among the inputs of ``reader``."""
+    """Its position among the inputs of ``reader``."""
 
     @property
     def value(self) -> ir.Value | None:
@@ -48,10 +49,9 @@ class _Bias(NamedTuple):
 def rescale_biases(model: ir.Model, for_npu: bool) -> bool:
     """Replace quantized biases that have another scale than their products.
 
-    ``for_npu``: quantize floating-point biases as well. NPUs compute transposed
-    convolutions and layers of 16 bits in integers, too; ONNX Runtime's CPU does not.
-
-    Return False if a bias is too large for that.
+    Return False if a bias is too large for that. ``for_npu``: quantize floating-point
+    biases as well. NPUs compute transposed convolutions and layers of 16 bits in
+    integers, too; ONNX Runtime's CPU does not.
     """
     writer = _BiasWriter(model, for_npu)
     for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
@@ -74,7 +74,7 @@ def _bias_at(node: ir.Node, index: int) -> _Bias | None:
 
 
 class _BiasWriter:
-    """Writes biases. Calls in a graph share one if their scales are equal."""
+    """Writes biases. Layers of a graph share one if their scales are equal."""
 
     def __init__(self, model: ir.Model, for_npu: bool) -> None:
         self._model = model
@@ -82,7 +82,7 @@ class _BiasWriter:
         self._written: dict[tuple[Any, ...], ir.Value] = {}
 
     def rescale(self, bias: _Bias) -> bool:
-        """Give a bias the right scale. Return whether it fits 32 bits."""
+        """Give a bias the scale of the products; return False if it is too large."""
         dequantize = producer(bias.value, "DequantizeLinear")
         if dequantize is None:
             floats = number_of(bias.value)
@@ -90,8 +90,10 @@ class _BiasWriter:
             floats = dequantized(dequantize)
         if floats is None or not self._has_integers(bias.layer):
             return True
-        if floats.ndim != 1 and not (floats.ndim and _is_int32(dequantize)):
-            return True  # an operand of a sum, which has a scale of its own
+        has_channels = floats.ndim > 0 and _is_int32(dequantize)
+        if floats.ndim != 1 and not has_channels:
+            # no bias, but an operand of a sum, whose scale may differ
+            return True
         scale = bias.layer.scale_of_products(floats.shape[-1])
         if scale is None:
             return True
@@ -107,7 +109,7 @@ class _BiasWriter:
         return True
 
     def _has_integers(self, layer: QuantizedLayer) -> bool:
-        """Whether the products of a layer are computed in integers."""
+        """Return whether the products of a layer are computed in integers."""
         integers = layer.of_input.inputs[0]
         dtype = None if integers is None else integers.dtype
         if layer.product.op_type == "ConvTranspose":
@@ -144,16 +146,17 @@ class _BiasWriter:
 
 
 def _is_int32(dequantize: ir.Node | None) -> bool:
-    """Whether a node dequantizes int32."""
+    """Return whether a node dequantizes int32."""
     integers = None if dequantize is None else dequantize.inputs[0]
     return integers is not None and integers.dtype is ir.DataType.INT32
 
 
 def _has_scale(dequantize: ir.Node, scale: Numbers) -> bool:
-    """Whether a node dequantizes int32 with ``scale``, and without a zero point."""
-    _, own, zero_point = map(number_of, [*dequantize.inputs, None][:3])
-    if own is None or not _is_int32(dequantize):
+    """Return whether a node dequantizes int32 with ``scale``, and without a zero point."""
+    present_scale = number_of(dequantize.inputs[1])
+    zero_point = number_of(optional_input(dequantize, 2))
+    if present_scale is None or not _is_int32(dequantize):
         return False
     if zero_point is not None and zero_point.any():
         return False
-    return np.allclose(own, scale, TOLERANCE, 0)
+    return np.allclose(present_scale, scale, rtol=TOLERANCE, atol=0)

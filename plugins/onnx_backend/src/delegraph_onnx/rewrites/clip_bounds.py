@@ -19,7 +19,8 @@ def bound_clips(model: ir.Model) -> None:
         if value is None or value.dtype is None or not value.dtype.is_floating_point():
             continue
         node.resize_inputs(3)
-        for place, infinity in ((1, -np.inf), (2, np.inf)):
-            if node.inputs[place] is None:
+        # input 1 is the lower bound, input 2 the upper one
+        for index, infinity in ((1, -np.inf), (2, np.inf)):
+            if node.inputs[index] is None:
                 bound = np.array(infinity, value.dtype.numpy())
-                node.replace_input_with(place, add_constant(model, "bound", bound))
+                node.replace_input_with(index, add_constant(model, "bound", bound))

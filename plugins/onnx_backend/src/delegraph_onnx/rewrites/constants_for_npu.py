@@ -1,7 +1,7 @@
-"""Give each quantize and dequantize a scale and a zero point of its own.
+"""Give each quantize and dequantize operator separate constants.
 
-With the session option x64quantprecision, ONNX Runtime replaces the constants of each
-of these operators, and fails if two share one (onnxruntime 1.32).
+With the session option x64quantprecision, ONNX Runtime replaces the scale and the zero
+point of each of these operators, and fails if two share one (onnxruntime 1.32).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def separate_constants(model: ir.Model) -> None:
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             continue
-        for place, value in enumerate(node.inputs):
+        for index, value in enumerate(node.inputs):
             if value is None or value.const_value is None:
                 continue
             if value in seen:
                 copy = add_constant(model, "copy", value.const_value.numpy())
-                node.replace_input_with(place, copy)
+                node.replace_input_with(index, copy)
             seen.add(value)

@@ -28,7 +28,8 @@ def add_constant(model: ir.Model, kind: str, numbers: np.ndarray[Any, Any]) -> i
 class GraphWriter:
     """Inserts nodes before a node, into its graph.
 
-    The new nodes have the name of one node, so that they belong to the same call.
+    ``name``: the name of all new nodes. It begins with the number of the call to which
+    they belong.
     """
 
     def __init__(self, model: ir.Model, before: ir.Node, name: str | None) -> None:
@@ -40,22 +41,22 @@ class GraphWriter:
         self, op_type: str, inputs: Sequence[Any], **attributes: int | Sequence[int]
     ) -> ir.Value:
         """Insert a node; return its value."""
-        listed = [
-            ir.AttrInt64(name, given)
-            if isinstance(given, int)
-            else ir.AttrInt64s(name, given)
-            for name, given in attributes.items()
-        ]
+        listed: list[ir.Attr] = []
+        for name, given in attributes.items():
+            if isinstance(given, int):
+                listed.append(ir.AttrInt64(name, given))
+            else:
+                listed.append(ir.AttrInt64s(name, given))
         node = ir.Node("", op_type, inputs, listed, name=self._name)
         graph: Any = self._before.graph
         graph.insert_before(self._before, node)
         return node.outputs[0]
 
     def quantized(self, value: ir.Value, like: ir.Node) -> ir.Value:
-        """Return ``value``, quantized with the scale of ``like`` and dequantized."""
-        scale = like.inputs[1:]
-        small = self.add("QuantizeLinear", [value, *scale])
-        return self.add("DequantizeLinear", [small, *scale])
+        """Return ``value`` quantized and dequantized with scale and zero point of ``like``."""
+        scale_and_zero_point = like.inputs[1:]
+        integers = self.add("QuantizeLinear", [value, *scale_and_zero_point])
+        return self.add("DequantizeLinear", [integers, *scale_and_zero_point])
 
     def reshaped(self, value: ir.Value, sizes: Sequence[int]) -> ir.Value:
         """Return ``value`` with the shape ``sizes``; -1: the size that remains."""

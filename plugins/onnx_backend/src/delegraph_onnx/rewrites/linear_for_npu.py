@@ -42,7 +42,7 @@ def use_gemm(model: ir.Model) -> None:
 
 
 def _linear_at(add: ir.Node) -> _Linear | None:
-    """Return the quantized linear layer that ends with ``add``; None if it is none."""
+    """Return the quantized linear layer whose bias ``add`` adds, or None."""
     product = producer(add.inputs[0], "MatMul")
     layer = None if product is None else layer_of(product)
     of_bias = producer(add.inputs[1], "DequantizeLinear")

@@ -30,7 +30,7 @@ class QuantizedLayer(NamedTuple):
     """The dimension of the stored weight that has the channels of the result."""
 
     def has_scales_of_channels(self) -> bool:
-        """Whether the weight has one scale, or one for each channel of the result."""
+        """Return whether the weight has one scale, or one for each channel of the result."""
         scale = self.of_weight.inputs[1]
         if scale is None or scale.shape is None:
             return False
@@ -44,7 +44,10 @@ class QuantizedLayer(NamedTuple):
         return axis in (self.channel_axis, self.channel_axis - self.rank)
 
     def scale_of_products(self, channels: int) -> Numbers | None:
-        """Return the scale of the products, one or one a channel; None if unknown."""
+        """Return the scale of the products: one, or one for each of ``channels``.
+
+        None if it is not known when the model is written.
+        """
         of_input = number_of(self.of_input.inputs[1])
         of_weight = number_of(self.of_weight.inputs[1])
         if of_input is None or of_weight is None or of_input.size != 1:
@@ -81,6 +84,7 @@ def layer_of(product: ir.Node) -> QuantizedLayer | None:
     if integers is None or integers.shape is None:
         return None
     rank = len(integers.shape)
+    # the axis of the channels of the result, in the weight that ``product`` reads
     if product.op_type == "Conv":
         axis = 0
     elif product.op_type == "ConvTranspose":
@@ -90,6 +94,7 @@ def layer_of(product: ir.Node) -> QuantizedLayer | None:
     else:
         axis = rank - 1
     if transpose is not None:
+        # the same axis, in the weight that is stored
         reversed_axes = range(rank)[::-1]
         axis = list(transpose.attributes.get_ints("perm", reversed_axes))[axis]
     return QuantizedLayer(product, of_input, of_weight, rank, axis)
@@ -101,6 +106,11 @@ def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
     return node if node is not None and node.op_type == op_type else None
 
 
+def optional_input(node: ir.Node, index: int) -> ir.Value | None:
+    """Return the input ``index`` of a node; None if it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
 def number_of(value: ir.Value | None) -> Numbers | None:
     """Return a constant; None if a value is computed."""
     constant = None if value is None else value.const_value
@@ -109,7 +119,9 @@ def number_of(value: ir.Value | None) -> Numbers | None:
 
 def dequantized(node: ir.Node) -> Numbers | None:
     """Return the floats of a constant that ``node`` dequantizes; None if it is none."""
-    integers, scale, zero_point = map(number_of, [*node.inputs, None][:3])
+    integers = number_of(node.inputs[0])
+    scale = number_of(node.inputs[1])
+    zero_point = number_of(optional_input(node, 2))
     if integers is None or scale is None:
         return None
     if scale.size > 1:

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .graph_writer import add_constant
+from .quantized_layers import optional_input
 
 UNSIGNED = {
     ir.DataType.INT8: ir.DataType.UINT8,
@@ -49,21 +50,22 @@ def _shift_activation(node: ir.Node, constants: _Constants) -> None:
         return
     if any(reader.op_type != "DequantizeLinear" for reader in readers):
         return
-    if all(constants.has_zero_point_of(n) for n in (node, *readers)):
-        for each in (node, *readers):
-            each.replace_input_with(2, constants.shifted(each.inputs[2]))
+    if all(constants.has_zero_point_of(user) for user in (node, *readers)):
+        for user in (node, *readers):
+            user.replace_input_with(2, constants.shifted(user.inputs[2]))
         result.type = ir.TensorType(UNSIGNED[constants.signed])
 
 
 def _shift_weight(node: ir.Node, constants: _Constants) -> None:
     """Dequantize a weight from unsigned integers."""
     if constants.has_zero_point_of(node):
-        for place in (0, 2):
-            node.replace_input_with(place, constants.shifted(node.inputs[place]))
+        # the integers and the zero point
+        for index in (0, 2):
+            node.replace_input_with(index, constants.shifted(node.inputs[index]))
 
 
 class _Constants:
-    """The constants of a signed type in a model, and the unsigned ones for them."""
+    """The constants of a signed type in a model, and unsigned ones that replace them."""
 
     def __init__(self, model: ir.Model, signed: ir.DataType) -> None:
         self.signed = signed
@@ -71,14 +73,14 @@ class _Constants:
         self._shifted: dict[ir.Value, ir.Value] = {}
 
     def has(self, value: ir.Value | None) -> bool:
-        """Whether a value is a constant of the signed type."""
+        """Return whether a value is a constant of the signed type."""
         if value is None or value.const_value is None:
             return False
         return value.dtype is self.signed
 
     def has_zero_point_of(self, node: ir.Node) -> bool:
-        """Whether the zero point of a node is a constant of the signed type."""
-        return len(node.inputs) > 2 and self.has(node.inputs[2])
+        """Return whether the zero point of a node is a constant of the signed type."""
+        return self.has(optional_input(node, 2))
 
     def shifted(self, value: Any) -> ir.Value:
         """Return a constant with unsigned integers, made once for all its readers."""

@@ -1,8 +1,8 @@
-"""Store weights as floats if their scales are not those of channels of the result.
+"""Store weights as floats if their scales belong to the channels of the input.
 
-Kernels for quantized products multiply a sum by one scale for each channel of the
-result. They do not look at the dimension of the weight to which its scales belong. If
-that is the dimension of the channels of the input, their results are wrong.
+Kernels for quantized products multiply each sum by the scale of its channel of the
+result. They do not check to which dimension of the weight the scales belong. If that is
+the dimension of the channels of the input, the results are wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .graph_writer import add_constant
-from .quantized_layers import dequantized, producer, quantized_layers
+from .quantized_layers import (
+    dequantized,
+    optional_input,
+    producer,
+    quantized_layers,
+)
 
 COMPUTED = (
     "the scales of the weight belong to the channels of the input, and are computed"
@@ -28,7 +33,8 @@ def dequantize_other_weights(model: ir.Model) -> bool:
         if not _store_floats(model, layer.of_weight):
             return False
         # NPUs add no quantized bias to products of floats
-        of_bias = producer([*layer.product.inputs, None, None][2], "DequantizeLinear")
+        bias = optional_input(layer.product, 2)
+        of_bias = producer(bias, "DequantizeLinear")
         if of_bias is not None:
             _store_floats(model, of_bias)
     return True
