@@ -1,4 +1,4 @@
-"""A cache of transformers with tensors that can be exchanged.
+"""A cache of transformers whose tensors can be replaced for a call.
 
 So they can be arguments and results of a program.
 """
@@ -72,13 +72,11 @@ class HeldCache:
         self.empty: list[torch.Tensor] = []
 
     def begin(self, model: Any, call: Callable[[], Any]) -> None:
-        """Find the tensors of the cache: ``call`` gives the model a token.
+        """Find the tensors of the cache. ``call``: calls the model with one token.
 
-        The first call creates them. A second one shows which tensors in attributes of
-        modules it replaces.
-
-        Tensors that calls leave in attributes of modules belong to the cache as well,
-        such as the states of RecurrentGemma.
+        The first call creates the tensors in the layers of the cache. Some models, such
+        as RecurrentGemma, also keep states in attributes of modules: these are the
+        tensors that a second call replaces.
         """
         call()
         first = {module: _attributes(module) for module in model.modules()}
@@ -95,8 +93,12 @@ class HeldCache:
             for name, value in _attributes(module).items():
                 if before.get(name) is not value:
                     states.append((vars(module), name))
-        places = self._places + states
-        self._places = [p for p in places if isinstance(p[0].get(p[1]), torch.Tensor)]
+        found = self._places + states
+        self._places = [
+            (where, key)
+            for where, key in found
+            if isinstance(where.get(key), torch.Tensor)
+        ]
         self.empty = [torch.zeros_like(tensor) for tensor in self.tensors]
 
     @property
@@ -177,7 +179,7 @@ def has_argument(model: Any, name: str) -> bool:
 def refusing(model: Any) -> Iterator[None]:
     """Turn errors of a first call with a cache into InputError.
 
-    Models without a static cache raise many kinds of errors.
+    The block makes this call. Models without a static cache raise many kinds of errors.
     """
     try:
         yield

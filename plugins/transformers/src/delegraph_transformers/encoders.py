@@ -66,7 +66,7 @@ class EncodedStep(ModelCall):
         self.held = HeldCache(model, cache_length)
         self.batch = batch
         self.length = cache_length
-        self.read = memory[0].shape[2]
+        self.encoded_length = memory[0].shape[2]
         first = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
         with refusing(model), torch.no_grad():
             self.held.begin(model, lambda: self._logits(first, memory))
@@ -106,12 +106,13 @@ class EncodedStep(ModelCall):
         for k in range(len(memory) // 2):
             cross.update(memory[2 * k], memory[2 * k + 1], k)
         both: Any = EncoderDecoderCache(self.held.cache, cross)
+        # the keys and values of the encoder's result are complete
         both.is_updated = dict.fromkeys(range(len(self.held.cache.layers)), True)
         model: Any = self.model
         # The layers read keys and values from the memory. Of the encoder's result, they
         # read only its sizes.
         width = model.config.get_text_config().hidden_size
-        hidden = memory[0].new_zeros(tokens.shape[0], self.read, width)
+        hidden = memory[0].new_zeros(tokens.shape[0], self.encoded_length, width)
         options = {} if attention_mask is None else {"attention_mask": attention_mask}
         logits: torch.Tensor = model(
             encoder_outputs=BaseModelOutput(hidden),
@@ -179,6 +180,7 @@ class ImageStep(Step):
         if memory is not None:
             is_image = input_ids == self.token
             count = is_image.to(torch.int32).cumsum(1, dtype=torch.int32) + before
+            # clamped for tokens that are no image; their row is not used
             row = (count - 1).clamp(0, memory[0].shape[0] - 1)
             of_image = torch.nn.functional.embedding(row, memory[0])
             of_image = of_image.to(embedded.dtype)
@@ -228,9 +230,9 @@ def is_of_images(model: Any) -> bool:
 
 
 def _has_vision_parts(model: Any) -> bool:
-    """Return whether a vision model and a connector can be called instead of
-    ``get_image_features`` (SmolVLM, Idefics3).
+    """Return whether the parts of ``get_image_features`` can be called separately.
 
+    They are a vision model and a connector, as in SmolVLM and Idefics3.
     ``get_image_features`` of these models drops images that are all zeros, so sizes
     would depend on the data. transformers' export recipe calls the two parts as well.
     """

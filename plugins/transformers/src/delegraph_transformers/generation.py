@@ -1,4 +1,9 @@
-"""Greedy generation with the steps of a language model, lowered or loaded from files."""
+"""Greedy generation with the methods of a language model, lowered or loaded.
+
+``prefill`` and ``decode`` are steps: each reads some tokens, and returns the scores of
+the next token. Keys and values of earlier tokens are in caches. Either a step takes and
+returns its caches, or the program keeps them in memory that its methods share.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +81,9 @@ def generate(
     Before its first text without ``warm_up``, ``decode`` is called once more, to check
     that both methods share their memory.
     """
-    encode, prefill, decode = _steps(program)
+    methods = _methods_of(program)
+    prefill = methods.prefill
+    decode = methods.decode
     tokens = _tokens(prompt, "prompt")
     stops = _tokens(stop, "stop")
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
@@ -86,22 +93,20 @@ def generate(
     _expect_known(decode, [*tokens, *stops])
     if not decode.keeps_caches:
         if warm_up:
-            _call_each(encode, prefill, decode, tokens, given)
-        return _generate_tokens(
-            encode, prefill, decode, tokens, max_new_tokens, given, stops
-        )
+            _call_each(methods, tokens, given)
+        return _generate_tokens(methods, tokens, max_new_tokens, given, stops)
     kept = _kept_caches_of(program)
     with kept.lock:
-        mark = _test_position(prefill, decode, tokens, max_new_tokens)
+        test_position = _test_position(methods, tokens, max_new_tokens)
         if warm_up:
-            _call_each(encode, prefill, decode, tokens, given, mark or 0)
+            _call_each(methods, tokens, given, test_position or 0)
         if warm_up or kept.are_shared:
-            mark = None
+            test_position = None
         result = _generate_tokens(
-            encode, prefill, decode, tokens, max_new_tokens, given, stops, mark
+            methods, tokens, max_new_tokens, given, stops, test_position
         )
         reached_decode = len(tokens) % prefill.length > 0 or len(result.tokens) > 1
-        if mark is not None and reached_decode:
+        if test_position is not None and reached_decode:
             kept.are_shared = True
         return result
 
@@ -123,11 +128,11 @@ def _tokens(given: object, name: str) -> list[int]:
             "input-invalid", f"{wanted}, not an array of shape {list(shape)}", hint=hint
         )
     tokens = []
-    for place, value in enumerate(given):
+    for position, value in enumerate(given):
         token = _as_integer(value)
         if token is None:
             raise InputError(
-                "input-invalid", f"{wanted}; entry {place} is {_describe(value)}"
+                "input-invalid", f"{wanted}; entry {position} is {_describe(value)}"
             )
         tokens.append(token)
     return tokens
@@ -158,7 +163,7 @@ def _describe(value: object) -> str:
 class _KeptCaches:
     """The caches that a program keeps, which one thread at a time may use.
 
-    ``are_shared``: whether ``decode`` was seen to find the caches of ``prefill``.
+    ``are_shared``: whether a call showed that ``decode`` finds the caches of ``prefill``.
     """
 
     def __init__(self) -> None:
@@ -172,16 +177,14 @@ _KEPT_CACHES_LOCK = threading.Lock()
 
 def _kept_caches_of(program: Any) -> _KeptCaches:
     """Return the record of a program's caches, the same object in each call."""
-    # several programs with one method each are known by the last one
+    # a list of programs cannot be a key; its last program identifies it
     owner = program[-1] if isinstance(program, (tuple, list)) else program
     with _KEPT_CACHES_LOCK:
         return _KEPT_CACHES.setdefault(owner, _KeptCaches())
 
 
 def _call_each(
-    encode: _Encode | None,
-    prefill: _Step,
-    decode: _Step,
+    methods: _Methods,
     prompt: Sequence[int],
     given: torch.Tensor | Sequence[int] | None,
     position: int = 0,
@@ -190,50 +193,53 @@ def _call_each(
 
     Caches that the program keeps are reset by the next text.
     """
-    memory, mask = _call_encode(encode, given)
+    prefill = methods.prefill
+    decode = methods.decode
+    memory, mask = _call_encode(methods.encode, given)
     if prefill is not decode and prefill.length <= len(prompt):
         prefill(prompt[: prefill.length], 0, prefill.zeros(), memory, mask)
     decode(prompt[:1], position, decode.zeros(), memory, mask)
 
 
 def _test_position(
-    prefill: _Step, decode: _Step, prompt: Sequence[int], max_new_tokens: int
+    methods: _Methods, prompt: Sequence[int], max_new_tokens: int
 ) -> int | None:
     """Return a position for a test call of ``decode`` before the text, or None.
 
     The call stores its position in the memory of ``decode``. If both methods share
     their memory, the last call of ``prefill`` overwrites it by another position. If
-    not, ``decode`` finds the mark, and the text is refused. None if the text does not
-    call both methods.
+    not, the next call of ``decode`` finds the test position, and the text is refused.
+    None if the text does not call both methods.
     """
+    prefill = methods.prefill
     pieces, rest = divmod(len(prompt), prefill.length)
-    if prefill is decode or pieces == 0 or (rest == 0 and max_new_tokens == 1):
+    needs_decode = rest > 0 or max_new_tokens != 1
+    if prefill is methods.decode or pieces == 0 or not needs_decode:
         return None
-    last = (pieces - 1) * prefill.length
-    return 1 if last == 0 else 0
+    last_of_prefill = (pieces - 1) * prefill.length
+    return 1 if last_of_prefill == 0 else 0
 
 
 def _generate_tokens(
-    encode: _Encode | None,
-    prefill: _Step,
-    decode: _Step,
+    methods: _Methods,
     prompt: Sequence[int],
     max_new_tokens: int,
     given: torch.Tensor | Sequence[int] | None,
     stop: Collection[int],
-    mark: int | None = None,
+    test_position: int | None = None,
 ) -> Generation:
     """Generate as ``generate`` does, with the methods of the program.
 
-    ``mark``: the position of a test call of ``decode``, if it is needed; see
+    ``test_position``: that of a test call of ``decode``, if it is needed; see
     ``_test_position``.
     """
+    encode, prefill, decode = methods
     caches = decode.zeros()
     result = Generation(len(prompt))
     begin = time.perf_counter()
     memory, mask = _call_encode(encode, given)
-    if mark is not None:
-        decode(prompt[:1], mark, decode.zeros(), memory, mask)
+    if test_position is not None:
+        decode(prompt[:1], test_position, decode.zeros(), memory, mask)
     position = 0
     scores = torch.empty(0)
     while position < len(prompt):
@@ -261,7 +267,7 @@ def _call_encode(
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
     """Return the results of ``encode``: the memory, and the mask of a text's tokens.
 
-    Without ``encode``, they are an empty list and None. Raises InputError if ``given``
+    The steps take both. Without ``encode``, they are an empty list and None. Raises InputError if ``given``
     is missing, or is not needed.
     """
     if encode is None:
@@ -288,7 +294,7 @@ def _expect_fitting(step: _Step, prompt: Sequence[int], max_new_tokens: int) -> 
             f" {len(prompt)} and {max_new_tokens}",
         )
     room = step.room
-    # the last token needs no place: the model does not read it
+    # the model does not read the last token, so it needs no place in the cache
     if room and len(prompt) + max_new_tokens - 1 > room:
         text = (
             f"a prompt of {len(prompt)} tokens and {max_new_tokens} more do not fit"
@@ -360,13 +366,15 @@ class _Encode:
 
 
 class _Step:
-    """A method of a program: returns scores and new caches.
+    """The method ``prefill`` or ``decode``: returns scores and new caches.
 
     ``length``: how many tokens a call takes. ``caches``: (shape, dtype) of each.
     ``vocabulary``: the number of tokens, 0 if the file does not declare it. ``room``:
-    how many tokens the caches hold, 0 if there is no limit. A program that keeps its
-    caches returns it in the first call. In place of caches, its calls take and return
-    their position.
+    how many tokens the caches hold, 0 if there is no limit.
+
+    ``keeps_caches``: the program keeps its caches. Then ``room`` is known after the
+    first call, and ``caches`` of calls are a list of one tensor, the position of the
+    call before.
     """
 
     def __init__(
@@ -374,8 +382,8 @@ class _Step:
     ) -> None:
         """Read the inputs of a method.
 
-        ``call`` takes the inputs in the order of ``inputs``, name -> (shape, dtype), as
-        a flat list.
+        ``call`` takes the inputs in the order of ``inputs`` as a flat list. ``scores``:
+        how many scores it returns, 0 if that is not known.
         """
         self._call = call
         self._names = list(inputs)
@@ -395,7 +403,7 @@ class _Step:
         )
         self.room = next(rooms, 0)
         self.keeps_caches = not numbered and {"input_ids", "position"} <= inputs.keys()
-        # a file of a model with states may omit the position, which is not used
+        # a file of a model with states may lack the position, which it does not use
         needed = {"input_ids", "position"} if self.room else {"input_ids"}
         if not (self.caches or self.keeps_caches) or needed - inputs.keys():
             hint = (
@@ -484,36 +492,13 @@ class _Methods(NamedTuple):
     decode: _Step
 
 
-def _steps(program: Any) -> _Methods:
+def _methods_of(program: Any) -> _Methods:
     """Return the methods of one program, or of several with one method each.
 
     A program without ``prefill`` reads its prompt by ``decode``.
     """
     if isinstance(program, (tuple, list)):
-        if not 1 < len(program) < 4:
-            text = (
-                "pass two or three programs, prefill, decode and perhaps encode, not"
-                f" {len(program)}"
-            )
-            raise InputError("input-invalid", text)
-        for part in program:
-            if not hasattr(part, "summary"):
-                text = (
-                    "each of several programs must be a result of delegraph.load, not"
-                    f" {_describe(part)}"
-                )
-                raise InputError("input-invalid", text)
-        methods = [_of_file(p, p.only_method, flat=True) for p in program]
-        encoders = [m for m in methods if isinstance(m, _Encode)]
-        steps = [m for m in methods if isinstance(m, _Step)]
-        steps.sort(key=lambda step: -step.length)
-        if len(encoders) > 1 or not steps:
-            raise InputError(
-                "input-invalid",
-                "one of the programs must have the method decode, and at most one the method encode",
-            )
-        encode = encoders[0] if encoders else None
-        return _Methods(encode, steps[0], steps[-1])
+        return _methods_of_files(program)
     if not hasattr(program, "methods") or not hasattr(program, "method"):
         text = (
             "program must be a result of delegraph.lower or delegraph.load, not"
@@ -539,20 +524,54 @@ def _steps(program: Any) -> _Methods:
     return _Methods(named.get("encode"), named.get("prefill", decode), decode)
 
 
-def _of_file(program: Any, name: str, flat: bool = False) -> Any:
-    """Return a method of a loaded program.
+def _methods_of_files(programs: Sequence[Any]) -> _Methods:
+    """Return the methods of programs with one method each; ``prefill`` is the longest."""
+    if not 1 < len(programs) < 4:
+        text = (
+            "pass two or three programs, prefill, decode and perhaps encode, not"
+            f" {len(programs)}"
+        )
+        raise InputError("input-invalid", text)
+    for program in programs:
+        if not hasattr(program, "summary"):
+            text = (
+                "each of several programs must be a result of delegraph.load, not"
+                f" {_describe(program)}"
+            )
+            raise InputError("input-invalid", text)
+    methods = [_of_file(p, p.only_method, flat=True) for p in programs]
+    encoders = [method for method in methods if isinstance(method, _Encode)]
+    steps = [method for method in methods if isinstance(method, _Step)]
+    steps.sort(key=lambda step: -step.length)
+    if len(encoders) > 1 or not steps:
+        raise InputError(
+            "input-invalid",
+            "one of the programs must have the method decode, and at most one the method encode",
+        )
+    encode = encoders[0] if encoders else None
+    return _Methods(encode, prefill=steps[0], decode=steps[-1])
 
-    ``flat``: it takes its inputs one by one, in the order of the file.
+
+def _of_file(program: Any, name: str, flat: bool = False) -> Any:
+    """Return a method of a loaded program, an ``_Encode`` or a ``_Step``.
+
+    ``flat``: the program has only this method, which takes its inputs one by one, in
+    the order of the file.
     """
     summary = next(m for m in program.summary.methods if m.name == name or flat)
     inputs = {i.name: (i.shape or (), getattr(torch, i.dtype)) for i in summary.inputs}
     method = program.method(name)
+
+    def call_flat(given: Sequence[Any]) -> Any:
+        return method(*given)
+
     if _is_encode(inputs):
-        return _Encode(lambda given: method(*given), inputs)
-    shape = summary.outputs[0].shape if summary.outputs else None
-    scores = (shape[-1] if shape else None) or 0
-    call = (lambda given: method(*given)) if flat else _structured(method, inputs)
-    return _Step(name, call, inputs, scores)
+        return _Encode(call_flat, inputs)
+    scores = None
+    if summary.outputs and summary.outputs[0].shape:
+        scores = summary.outputs[0].shape[-1]
+    call = call_flat if flat else _structured(method, inputs)
+    return _Step(name, call, inputs, scores or 0)
 
 
 def _of_lowered(program: Any, name: str) -> Any:
@@ -589,7 +608,11 @@ def _is_encode(inputs: Inputs) -> bool:
 def _structured(
     method: Callable[..., Any], inputs: Inputs
 ) -> Callable[[Sequence[Any]], Any]:
-    """Return a call of a method with flat ``inputs``: caches and memory become lists."""
+    """Return a function that calls ``method`` with a flat list of its inputs.
+
+    Neighbouring tensors of one list, such as ``caches_0`` and ``caches_1``, become a
+    list again.
+    """
     kinds: list[str] = []
     for name in inputs:
         match = _LIST_ELEMENT.fullmatch(name)
@@ -599,9 +622,10 @@ def _structured(
     def call(given: Sequence[Any]) -> Any:
         arguments: list[Any] = []
         for k, (kind, value) in enumerate(zip(kinds, given, strict=True)):
+            continues_list = k > 0 and kinds[k - 1] == kind
             if kind not in lists:
                 arguments.append(value)
-            elif k and kinds[k - 1] == kind:
+            elif continues_list:
                 arguments[-1].append(value)
             else:
                 arguments.append([value])

@@ -1,4 +1,7 @@
-"""Steps with caches in buffers, which the methods of one ``.pte`` file share."""
+"""``KeptStep``: a step with its caches in buffers.
+
+The methods of one ``.pte`` file can share these buffers.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ class KeptStep(torch.nn.Module):
     Takes the arguments of ``step`` without its caches, with ``memory`` and
     ``attention_mask`` if it has these. Returns the logits of the last token, and
     ``seen``, int64 [2]. The first number is the ``position`` of the call before, -1 if
-    there was none. The second is how many tokens the caches hold, 0 for any number. A
-    caller checks by the first number that each call found the caches of the last one,
-    also across methods.
+    there was none. By it, a caller checks that each call found the caches of the last
+    one, also across methods. The second number is how many tokens the caches hold, 0
+    for any number.
 
     A call with ``position`` 0 begins a text. Remaining keys and values of an older text
     are masked; states begin as zeros.

@@ -33,8 +33,9 @@ def generation_steps(
 ) -> dict[str, Any]:
     """Return the methods ``prefill`` and ``decode`` of a language model, for ``lower``.
 
-    A model of text or sound with an encoder has ``encode`` and ``decode``, one of
-    images all three. ``encode`` is called once; the others take its result.
+    Models with an encoder differ: those of text or sound have ``encode`` and
+    ``decode``, those of images have all three. ``encode`` is called once; the others
+    take its result.
 
     ``model``: a ``PreTrainedModel`` that generates text. ``prompt_length``: how many
     tokens ``prefill`` takes. Longer prompts take several calls, and the rest goes
@@ -49,12 +50,9 @@ def generation_steps(
     share_mutable_buffers=True)``. Raises InputError for a model for which transformers
     has no static cache.
     """
-    for name, count in (
-        ("prompt_length", prompt_length),
-        ("cache_length", cache_length),
-        ("batch", batch),
-    ):
-        _check_count(name, count)
+    _expect_count("prompt_length", prompt_length)
+    _expect_count("cache_length", cache_length)
+    _expect_count("batch", batch)
     settings = getattr(model, "generation_config", None)
     cache_config = getattr(settings, "cache_config", None) or {}
     batch = batch or cache_config.get("batch_size") or 1
@@ -89,7 +87,7 @@ def _default_cache_length(model: Any) -> int:
     return min(_CACHE, getattr(config, "max_position_embeddings", _CACHE))
 
 
-def _check_count(name: str, count: object) -> None:
+def _expect_count(name: str, count: object) -> None:
     """Raise InputError unless ``count`` is None or a positive integer."""
     if count is None:
         return
@@ -107,16 +105,13 @@ def _tokens(model: Any, batch: int, length: int) -> tuple[torch.Tensor, torch.Te
 
 
 def _with_kept_caches(steps: dict[str, Any]) -> dict[str, Any]:
-    """Return the same methods with caches in shared buffers.
-
-    Caches are the third argument of prefill and decode.
-    """
+    """Return the same methods with caches in shared buffers instead of arguments."""
     kept = KeptStep(steps["program"]["decode"])
     program = dict(steps["program"])
     inputs = dict(steps["example_inputs"])
     for method in program.keys() - {"encode"}:
         program[method] = kept
-        tokens, position, _, *others = inputs[method]
+        tokens, position, _caches, *others = inputs[method]
         inputs[method] = (tokens, position, *others)
     return {"program": program, "example_inputs": inputs}
 
@@ -153,7 +148,7 @@ def _with_encoder(
     inputs: dict[str, tuple[Any, ...]] = {"encode": given}
     for method, length in lengths.items():
         inputs[method] = (*_tokens(model, batch, length), step.empty_caches)
-    # only the prompt contains images
+    # images are only in the prompt, so ``decode`` does not take their memory
     reader = "prefill" if has_images else "decode"
     inputs[reader] += (memory, *mask)
     program = {"encode": encode, **dict.fromkeys(lengths, step)}

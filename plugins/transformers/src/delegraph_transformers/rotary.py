@@ -1,8 +1,8 @@
 """Rotary embeddings with frequencies that grow with the text (``rope_type`` "dynamic").
 
 In each call, transformers checks whether the text is longer than before, and then
-computes other frequencies. That is a branch on the position, which no program has. Up
-to the positions that the model was trained for, nothing grows.
+computes other frequencies. This is a branch on the position, which cannot be exported.
+Up to the positions that the model was trained for, the frequencies are fixed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def expect_fixed_positions(model: Any, length: int) -> None:
 
 @contextmanager
 def fixed_positions(model: Any) -> Iterator[None]:
-    """Switch off the check of the length in calls of ``model``."""
+    """Let calls of ``model`` in the block use fixed frequencies, without a check."""
     before = [(module, module.rope_type) for module in _growing(model)]
     try:
         for module, kinds in before:
@@ -54,6 +54,7 @@ def fixed_positions(model: Any) -> Iterator[None]:
 
 
 def _fixed(kind: str) -> str:
+    """Return the ``rope_type`` with fixed frequencies for ``kind``."""
     return "default" if _GROWING in kind else kind
 
 

@@ -70,6 +70,10 @@ def read_cached(text: str) -> dict[str, Any]:
 
 
 def _load(folder: str) -> Any:
+    """Return the model or the export in a folder, a model in eval mode.
+
+    Raises InputError if transformers cannot read it, or if weights are missing.
+    """
     with naming_untried_versions():
         try:
             if Path(folder, "export.json").is_file():
@@ -95,6 +99,7 @@ def _load(folder: str) -> Any:
 
 
 def _load_export(folder: str) -> Any:
+    """Return the export in a folder, without warnings of torch and transformers."""
     # torch's warning about a cache among the example inputs has a wrong format
     logger = logging.getLogger("torch._export.serde.serialize")
     level = logger.level

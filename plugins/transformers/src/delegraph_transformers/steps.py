@@ -1,8 +1,8 @@
 """A language model as steps; caches and states are arguments and results.
 
-Each method, ``prefill`` for a piece of the prompt and ``decode`` for one token, takes
-the results of the other. So they work in formats with separate memory of methods, and
-in two files as well.
+A step reads the next tokens of a text: ``prefill`` a piece of the prompt, ``decode`` one
+token. Each takes the caches that the other one returned. So they also work if their
+methods share no memory, for example in two files.
 """
 
 from __future__ import annotations
@@ -134,17 +134,17 @@ class RecurrentStep(Step):
 
 
 def choose_calls(step: Step, model: Any) -> None:
-    """Let ``step`` call ``model`` in the first way with the scores of a call without
-    cache.
+    """Find a way in which ``step`` calls ``model`` and gets the right scores.
 
-    Some layers continue a state only for single tokens. Some models find the filled
-    part of a cache only by a mask, or read a number from the cache without one. Five
-    tokens are tried, in pieces. Raises InputError if no way gives these scores: some
-    models accept a static cache and use it as if it were full.
+    These are the scores of a call without a cache. Some layers continue a state only for single tokens. Some models find the filled
+    part of a cache only by a mask, or read a number from the cache without one. Each
+    way is tried with five tokens, in pieces; ``step`` keeps the first right one. Raises
+    InputError if there is none: some models accept a static cache and use it as if it
+    were full.
     """
     masks = [False]
     if any(step.grows) and has_argument(model, "attention_mask"):
-        # first the way that reads fewer numbers, since an exported program cannot
+        # first the way that reads fewer numbers of tensors: an exported program cannot
         masks = sorted([False, True], key=lambda mask: _count_reads(step, mask))
     reasons = []
     for one_by_one, mask in product([False, True], masks):
@@ -188,8 +188,8 @@ def _count_reads(step: Step, mask: bool) -> float:
 def _why_not_exported(step: Step, model: Any) -> str:
     """Return why a call of two tokens cannot be exported; "" if it can.
 
-    It is also "" if transformers declares that it can. If sizes of tensors are read
-    from the cache, no device can prepare for them.
+    It is also "" if transformers declares that it can. A model that reads sizes of
+    tensors from the cache is refused, because no device can prepare for such sizes.
     """
     is_declared = getattr(model, "_can_compile_fullgraph", True)
     if is_declared or not any(step.grows) or model.training:

@@ -25,12 +25,11 @@ def untried_version() -> str:
     # patch releases of a tested version count as tested
     if _numbers(OLDEST) <= _numbers(installed) <= _numbers(NEWEST):
         return ""
-    relation = "newer" if _numbers(installed) > _numbers(NEWEST) else "older"
-    tried = NEWEST if relation == "newer" else OLDEST
-    return (
-        f"transformers {installed} is {relation} than {tried}, the {relation[:3]}est"
-        " version that was tested"
-    )
+    if _numbers(installed) > _numbers(NEWEST):
+        relation = f"newer than {NEWEST}, the newest"
+    else:
+        relation = f"older than {OLDEST}, the oldest"
+    return f"transformers {installed} is {relation} version that was tested"
 
 
 @contextmanager
