@@ -15,8 +15,8 @@ from .constants import constant_inputs
 from .graph import CompiledGraph
 from .outputs import results_of
 
-_OWN = ("graphs", "freezing")
-"""Options of this backend, in addition to those of ``delegraph.lower``."""
+_ADDITIONAL = ("graphs", "freezing")
+"""Options of this backend that ``delegraph.lower`` does not have."""
 
 
 def compile_graph(
@@ -62,7 +62,7 @@ class _Options(NamedTuple):
 
 
 def _read(options: Mapping[str, Any], others: Mapping[str, Any]) -> _Options:
-    """Return the list of graphs, the option "freezing", and the arguments of ``lower``."""
+    """Return the checked options. ``others``: arguments that the backend does not have."""
     if others:
         text = f"the backend 'delegraph' has no {next(iter(others))!r}"
         raise OptionError(
@@ -70,7 +70,7 @@ def _read(options: Mapping[str, Any], others: Mapping[str, Any]) -> _Options:
             text,
             hint='its settings are options={"backends": [...], ...}',
         )
-    known = {*Choices.__annotations__, *_OWN}
+    known = {*Choices.__annotations__, *_ADDITIONAL}
     unknown = sorted(map(str, options.keys() - known))
     if unknown:
         text = f"torch.compile: the backend 'delegraph' has no option {unknown[0]!r}"
@@ -90,7 +90,9 @@ def _read(options: Mapping[str, Any], others: Mapping[str, Any]) -> _Options:
             "option-invalid",
             f"the option 'freezing' must be True or False; got {freezing!r}",
         )
-    choices = {name: value for name, value in options.items() if name not in _OWN}
+    choices = {
+        name: value for name, value in options.items() if name not in _ADDITIONAL
+    }
     return _Options(graphs, freezing, choices)
 
 

@@ -40,6 +40,7 @@ def _is_of_the_model(node: torch.fx.Node) -> bool:
 
 
 def _is_written(value: Any) -> bool:
+    """Return whether Dynamo's run of the graph wrote a fake tensor."""
     return (
         isinstance(value, torch.Tensor)
         and not value.is_inference()

@@ -1,6 +1,8 @@
 """A graph of Dynamo and its lowered programs.
 
-There is one program for each set of constants, and for sizes that need a separate one.
+There is one program for each set of constants, since modules of equal form share a
+graph. If such a program does not fit the sizes of a call, another one is lowered for
+these sizes only.
 """
 
 from __future__ import annotations
@@ -178,11 +180,13 @@ class CompiledGraph:
 
     @property
     def report(self) -> Report | None:
-        return self._last.lowered.report if self._last and self._last.lowered else None
+        if self._last is None or self._last.lowered is None:
+            return None
+        return self._last.lowered.report
 
     @property
     def programs(self) -> list[LoweredProgram]:
-        kept = [*self._programs.values()]  # at once: another thread may add to them
+        kept = [*self._programs.values()]  # a copy: another thread may add to them
         fixed = chain.from_iterable([*program.fixed.values()] for program in kept)
         return [program.lowered for program in (*kept, *fixed) if program.lowered]
 
@@ -229,13 +233,13 @@ class CompiledGraph:
         if program is None or program.key != key or not program.is_unchanged():
             program = self._program_of(args, key)
         inputs = self._inputs_of(args)
-        fitting = program
+        chosen = program
         if program.fixed:
-            fitting = program.fixed.get(_sizes(inputs), program)
-        if fitting.run is None:
-            return self._run_misfit(program, fitting.why_not, args)
+            chosen = program.fixed.get(_sizes(inputs), program)
+        if chosen.run is None:
+            return self._run_misfit(program, chosen.why_not, args)
         try:
-            returned = fitting.run(*inputs)
+            returned = chosen.run(*inputs)
         except InputError as error:  # the call does not fit, so nothing was written
             why = f"a call does not fit the program: {error}"
             return self._run_misfit(program, why, args)
@@ -262,10 +266,10 @@ class CompiledGraph:
     def _run_misfit(
         self, program: _Program, why_not: str, args: Sequence[Any]
     ) -> Sequence[Any]:
-        """Run the graph on inputs that ``program`` refuses.
+        """Run the graph on inputs that ``program`` refuses, for the reason ``why_not``.
 
-        It runs in a program for their sizes, or in eager PyTorch. Inputs are refused
-        also if they are written and share memory with others.
+        It runs in a new program for their sizes, or in eager PyTorch. Inputs are also
+        refused if they are written and share memory with others.
         """
         inputs = self._inputs_of(args)
         sizes = _sizes(inputs)
@@ -429,7 +433,7 @@ def _autocast() -> AbstractContextManager[Any]:
 
 
 def _symbolic_sizes(value: Any) -> set[int] | bool:
-    """Return the varying dimensions of a tensor, or whether an int varies."""
+    """Return the dimensions of a tensor that vary; for an int, whether it varies."""
     if isinstance(value, torch.Tensor):
         return {
             k for k, size in enumerate(value.shape) if isinstance(size, torch.SymInt)
@@ -440,7 +444,7 @@ def _symbolic_sizes(value: Any) -> set[int] | bool:
 def _as_dims(symbolic: set[int] | bool) -> Any:
     """Return the dynamic sizes of an input for ``torch.export``.
 
-    It finds out itself which sizes are equal, or multiples.
+    ``Dim.AUTO``: export itself finds out which sizes are equal, or multiples.
     """
     if isinstance(symbolic, set):
         return dict.fromkeys(symbolic, Dim.AUTO)

@@ -1,6 +1,7 @@
-"""Finds results that share memory with inputs or with each other.
+"""Finds results of a graph that share memory with inputs or with each other.
 
-Results of a lowered program never do.
+Results of a lowered program never share memory. So views of inputs are made again after
+each call, and graphs with other shared memory are not lowered.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.fx import GraphModule, Node
 class View:
     """A result that is a view of the input at ``position``.
 
-    Sizes, strides and offset are numbers, or expressions of symbolic sizes.
+    Sizes, strides and offset are expressions of symbolic sizes, such as ``s0*4``.
     ``symbols``: symbol -> (position, dimension) of an input with this size; for an int,
     the dimension is None.
     """
@@ -36,9 +37,9 @@ class View:
         for symbol, (position, dim) in self.symbols.items():
             value = inputs[position]
             values[symbol] = value if dim is None else value.shape[dim]
-        sizes = [_number(size, values) for size in self.sizes]
-        strides = [_number(stride, values) for stride in self.strides]
-        offset = base.storage_offset() + _number(self.offset, values)
+        sizes = [_evaluate(size, values) for size in self.sizes]
+        strides = [_evaluate(stride, values) for stride in self.strides]
+        offset = base.storage_offset() + _evaluate(self.offset, values)
         return base.as_strided(sizes, strides, offset)
 
 
@@ -131,15 +132,15 @@ def _are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
             return False
     if a.dtype is not b.dtype:
         return False
-    return not torch.isin(_places(a), _places(b)).any()
+    return not torch.isin(_offsets(a), _offsets(b)).any()
 
 
-def _places(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the places of all elements of a tensor in its storage."""
-    places = torch.tensor([int(tensor.storage_offset())])
+def _offsets(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the offsets of all elements of a tensor in its storage."""
+    offsets = torch.tensor([int(tensor.storage_offset())])
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        places = (places[:, None] + torch.arange(size) * stride).flatten()
-    return places
+        offsets = (offsets[:, None] + torch.arange(size) * stride).flatten()
+    return offsets
 
 
 def _memory(value: Any) -> Any:
@@ -159,6 +160,6 @@ def _expression(number: Any) -> Any:
     return sympy.Integer(number)
 
 
-def _number(value: Any, values: dict[Any, int]) -> int:
-    """Return an expression with ``values`` for its symbols."""
+def _evaluate(value: Any, values: dict[Any, int]) -> int:
+    """Return the number of an expression, with ``values`` for its symbols."""
     return int(value.xreplace(values)) if values else int(value)

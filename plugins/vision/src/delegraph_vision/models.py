@@ -17,6 +17,7 @@ from torch import nn
 _SIZE = 224
 """Default height and width of an image."""
 Model = tuple[nn.Module, tuple[torch.Tensor, ...]]
+"""A model, and its example inputs."""
 
 
 def from_timm(text: str) -> Model:
