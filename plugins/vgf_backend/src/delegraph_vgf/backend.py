@@ -16,7 +16,7 @@ from delegraph.formats import write_whole
 from delegraph_engines import Signature, from_specs
 from torch.export import ExportedProgram
 
-# registers the target suffix that the compile specs have
+# registers the suffix ``vgf`` of TOSA targets, which the compile specs contain
 from . import partitioner  # noqa: F401
 from .content import MARK, content_of
 

@@ -25,13 +25,29 @@ MARK = b"delegraph-vgf-3"
 """The end of each blob of ``VgfBackend``: a VGF file, sealed with its signature."""
 VERSION = (0, 5)
 """The newest version of the format that is read, together with older minor versions."""
+
+
+class Format(NamedTuple):
+    """A type of elements: torch's name, and the scenario runner's."""
+
+    dtype: str
+    runner: str
+
+
 FORMATS = {
-    13: ("uint8", "R8Uint"), 14: ("int8", "R8Sint"), 75: ("int16", "R16Sint"), 76: ("float16", "R16Sfloat"),
-    99: ("int32", "R32Sint"), 100: ("float32", "R32Sfloat"), 111: ("int64", "R64Sint"),
-    1000460000: ("bool", "R8BoolArm"), 1000460001: ("bfloat16", "R16Bfloat16Arm"),
-    1000460002: ("float8_e4m3fn", "R8Float8E4M3Arm"), 1000460003: ("float8_e5m2", "R8Float8E5M2Arm"),
-}  # fmt: skip
-"""VkFormat -> torch's name of the type, the scenario runner's name of the format."""
+    13: Format("uint8", "R8Uint"),
+    14: Format("int8", "R8Sint"),
+    75: Format("int16", "R16Sint"),
+    76: Format("float16", "R16Sfloat"),
+    99: Format("int32", "R32Sint"),
+    100: Format("float32", "R32Sfloat"),
+    111: Format("int64", "R64Sint"),
+    1000460000: Format("bool", "R8BoolArm"),
+    1000460001: Format("bfloat16", "R16Bfloat16Arm"),
+    1000460002: Format("float8_e4m3fn", "R8Float8E4M3Arm"),
+    1000460003: Format("float8_e5m2", "R8Float8E5M2Arm"),
+}
+"""VkFormat -> the type of elements."""
 _SECTIONS = struct.Struct("<16x8Q")
 """The header: 16 bytes that are skipped, then start and length of each section."""
 _HEADER_SIZE = 128
@@ -40,9 +56,9 @@ _CONSTANTS = struct.Struct("<8sQ")
 _CONSTANT = struct.Struct("<IiQQ")
 """A constant: its resource, a sparsity dimension, size and offset of its bytes."""
 
-
-_INPUT_CATEGORY = 0
-_OUTPUT_CATEGORY = 1
+# categories of resources
+_INPUT = 0
+_OUTPUT = 1
 _CONSTANT_CATEGORY = 3
 
 
@@ -51,7 +67,7 @@ class Tensor:
     """An input, output or constant.
 
     ``slot``: the binding of an input or output, the number of a constant. ``start`` and
-    ``bytes``: the place of a constant's elements in the file.
+    ``bytes``: offset and size of a constant's elements in the file.
     """
 
     name: str
@@ -65,7 +81,7 @@ class Tensor:
     def dtype(self) -> str:
         """torch's name of the type, or the number of the VkFormat."""
         if self.format in FORMATS:
-            return FORMATS[self.format][0]
+            return FORMATS[self.format].dtype
         return f"VkFormat {self.format}"
 
 
@@ -134,39 +150,49 @@ def content_of(data: bytes | memoryview) -> Content:
         _Resource(entry.scalar(1, "I"), _shape(entry), entry.scalar(2, "B"))
         for entry in _root(resource_table).tables(0, "resource")
     ]
-
-    def tensor(
-        name: str, slot: int, number: int, category: int, *extent: int
-    ) -> Tensor:
-        """Return the tensor of a resource; FormatError if its category differs."""
-        if number >= len(resources) or resources[number].category != category:
-            raise _damaged(
-                f"resource {number} is missing, or of another kind than its reference"
-            )
-        resource = resources[number]
-        return Tensor(name, slot, resource.format, resource.shape, *extent)
-
-    def arguments(slots: int, names: int, category: int) -> tuple[Tensor, ...]:
-        """Return inputs or outputs, by the fields with their slots and names.
-
-        A slot has two fields: 0 is its binding, 1 its resource.
-        """
-        # a file may leave names out
-        all_names = chain(_root(sequence).strings(names, "name"), repeat(""))
-        rows = zip(all_names, _root(sequence).tables(slots, "slot"), strict=False)
-        return tuple(
-            tensor(name, slot.scalar(0, "I"), slot.scalar(1, "I"), category)
-            for name, slot in rows
-        )
-
+    # model sequence: 1 and 2 are the slots of inputs and outputs, 3 and 4 their names
+    model = _root(sequence)
+    inputs = _arguments(model, resources, slots=1, names=3, category=_INPUT)
+    outputs = _arguments(model, resources, slots=2, names=4, category=_OUTPUT)
     start_of_constants = _SECTIONS.unpack_from(file)[6]
-    stored = tuple(
-        tensor("", number, c.resource, _CONSTANT_CATEGORY, c.start, c.bytes)
-        for number, c in enumerate(_constants(constants, start_of_constants))
-    )
-    inputs = arguments(slots=1, names=3, category=_INPUT_CATEGORY)
-    outputs = arguments(slots=2, names=4, category=_OUTPUT_CATEGORY)
-    return Content(version, inputs, outputs, stored)
+    stored: list[Tensor] = []
+    for constant in _constants(constants, start_of_constants):
+        resource = _resource(resources, constant.resource, _CONSTANT_CATEGORY)
+        stored.append(
+            Tensor(
+                name="",
+                slot=len(stored),
+                format=resource.format,
+                shape=resource.shape,
+                start=constant.start,
+                bytes=constant.bytes,
+            )
+        )
+    return Content(version, inputs, outputs, tuple(stored))
+
+
+def _arguments(
+    model: Table, resources: Sequence[_Resource], slots: int, names: int, category: int
+) -> tuple[Tensor, ...]:
+    """Return inputs or outputs. ``slots`` and ``names``: the fields that list them."""
+    # a file may leave names out
+    all_names = chain(model.strings(names, "name"), repeat(""))
+    arguments: list[Tensor] = []
+    for name, slot in zip(all_names, model.tables(slots, "slot"), strict=False):
+        # slot: 0 is its binding, 1 its resource
+        resource = _resource(resources, slot.scalar(1, "I"), category)
+        binding = slot.scalar(0, "I")
+        arguments.append(Tensor(name, binding, resource.format, resource.shape))
+    return tuple(arguments)
+
+
+def _resource(resources: Sequence[_Resource], number: int, category: int) -> _Resource:
+    """Return a resource; FormatError if it is missing, or has another category."""
+    if number >= len(resources) or resources[number].category != category:
+        raise _damaged(
+            f"resource {number} is missing, or of another kind than its reference"
+        )
+    return resources[number]
 
 
 class _Resource(NamedTuple):
@@ -200,7 +226,7 @@ def _shape(resource: Table) -> tuple[int, ...]:
 
 
 class _StoredConstant(NamedTuple):
-    """The number of a constant's resource, and the place of its bytes in the file."""
+    """The number of a constant's resource; offset and size of its bytes in the file."""
 
     resource: int
     start: int
@@ -208,10 +234,7 @@ class _StoredConstant(NamedTuple):
 
 
 def _constants(section: memoryview, start: int) -> Iterator[_StoredConstant]:
-    """Yield the number of the resource, the first byte and the size of each constant.
-
-    ``start``: the place of the section in the file.
-    """
+    """Yield the constants of a section, which begins at ``start`` in the file."""
     if len(section) < _CONSTANTS.size or bytes(section[:8]) != b"CONST00\0":
         raise _damaged("the section of constants has another version")
     count = _CONSTANTS.unpack_from(section)[1]

@@ -33,10 +33,9 @@ class VgfInspection(Summary):
     def __str__(self) -> str:
         (method,) = self.methods
         lines = [f"{self.kind} {self.version}: {self.bytes} bytes"]
-        lines += [f"constants: {self.constants}, {self.constant_bytes} bytes"]
-        lines += [f"input {tensor}" for tensor in method.inputs] + [
-            f"output {tensor}" for tensor in method.outputs
-        ]
+        lines.append(f"constants: {self.constants}, {self.constant_bytes} bytes")
+        lines += [f"input {tensor}" for tensor in method.inputs]
+        lines += [f"output {tensor}" for tensor in method.outputs]
         return "\n".join(map(printable, lines))
 
 

@@ -16,8 +16,6 @@ from delegraph_tosa import (
 
 DEVICE = "vgf"
 """The suffix of a TOSA target that restricts it to operators of VGF files."""
-
-
 _NOT_CONVERTED = (
     "CUSTOM",
     "COND_IF",
@@ -64,7 +62,7 @@ class VgfPartitioner(DevicePartitioner):
                 "option-invalid",
                 f"the option spec of vgf is {spec!r}; it must be TOSA 1.0 or newer",
             )
-        # Only for its error: unbalanced quotes are refused here already, and not when
-        # the first partition is compiled.
+        # Called only for its OptionError: unbalanced quotes are refused now, and not
+        # when the first partition is compiled.
         split_flags(flags)
         super().__init__("VgfBackend", DEVICE, {"flags": flags}, spec, **tosa)

@@ -120,4 +120,4 @@ class _Loaded:
 
 def _format(tensor: Tensor) -> Any:
     """Return the scenario runner's format for a tensor with a Vulkan format number."""
-    return getattr(scenario_runner.Format, FORMATS[tensor.format][1])
+    return getattr(scenario_runner.Format, FORMATS[tensor.format].runner)

@@ -33,8 +33,10 @@ _LAYERS = {
 """
 INSTALL = "apt-get install libvulkan1 mesa-vulkan-drivers on Debian 13 or newer"
 _PATIENCE = 300
-"""Seconds after which a driver counts as hanging; a device is made in one when idle."""
+"""Seconds after which a driver counts as hanging. On an idle host, it takes one second.
+"""
 _environment = threading.Lock()
+"""Held while the environment variables of the process are changed."""
 
 
 @contextmanager
@@ -49,8 +51,8 @@ def layers() -> Iterator[None]:
     if "VK_INSTANCE_LAYERS" in os.environ:
         yield
         return
-    # the manifests name the libraries without a folder, so the loader finds only loaded
-    # ones
+    # the layers' manifests name the libraries without a folder, so the loader finds them
+    # only if they are loaded already
     for library in _LAYERS.values():
         ctypes.CDLL(str(deployed / "lib" / f"libVkLayer_{library}.so"))
     with _environment:
