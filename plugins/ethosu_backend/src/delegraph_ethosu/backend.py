@@ -22,7 +22,7 @@ from delegraph.errors import OptionError, Unsupported
 from delegraph_tosa import Operator
 from torch.export import ExportedProgram
 
-# registers the target suffixes that the compile specs have
+# registers the suffixes ``u55`` and ``u85`` of TOSA targets, which the specs contain
 from . import partitioner  # noqa: F401
 from .estimates import facts, figures
 from .payload import pack
@@ -141,7 +141,9 @@ def _node_in_message(
 ) -> Any:
     """Return the node of the first operator of the kind that Vela's message names.
 
-    Vela names it in parentheses. None if there is no such operator.
+    Vela names the kind in parentheses, as in "operation (Gather) could not run on NPU".
+    None if there is no such operator. ``numbers``: operator -> its number in the TOSA
+    file. ``handles``: such a number -> debug handles of nodes.
     """
     kind = message.partition("(")[2].partition(")")[0].lower()
     if not kind:

@@ -6,9 +6,8 @@ They are computed by Vela, not measured.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from delegraph_tosa import Operator
 
@@ -34,16 +33,16 @@ def figures(
 ) -> dict[int | str, dict[str, int]]:
     """Return Vela's estimates by number of an operator in the TOSA file.
 
-    A layer of Vela includes operators that were fused into its operator. Layers that
-    Vela added, such as copies, and layers of no line of the user are left out.
+    A layer of Vela includes operators that were fused into its operator. Layers without
+    debug handles in ``handles`` are left out, such as copies that Vela added.
     """
     found: dict[int | str, dict[str, int]] = {}
-    for number, row in _layers(compiled):
-        if number in handles:
-            amounts = found.setdefault(number, {CYCLES: 0, MOVED: 0})
-            amounts[CYCLES] += int(row["op_cycles"])
-            moved = filter(_MOVED.fullmatch, row)
-            amounts[MOVED] += sum(int(row[name] or 0) for name in moved)
+    for layer in _layers(compiled):
+        if layer.operator in handles:
+            amounts = found.setdefault(layer.operator, {CYCLES: 0, MOVED: 0})
+            amounts[CYCLES] += int(layer.row["op_cycles"])
+            moved = filter(_MOVED.fullmatch, layer.row)
+            amounts[MOVED] += sum(int(layer.row[name] or 0) for name in moved)
     return found
 
 
@@ -57,10 +56,10 @@ def facts(compiled: Compiled, numbers: Mapping[Operator, int]) -> dict[str, str]
             found[f"estimated {memory}"] = f"{size:,.1f} KiB"
     total = float(summary.get("cycles_total") or 0)
     borders = _transposes_at_borders(numbers)
-    by_number: dict[int, int] = defaultdict(int)
-    for number, row in _layers(compiled):
-        by_number[number] += int(row["op_cycles"])
-    spent = sum(by_number[number] for number in borders)
+    spent = 0
+    for layer in _layers(compiled):
+        if layer.operator in borders:
+            spent += int(layer.row["op_cycles"])
     if total and spent > _HINT_SHARE * total:
         share = f"{spent:,} estimated cycles of {total:,.0f}"
         found["hint"] = (
@@ -70,17 +69,28 @@ def facts(compiled: Compiled, numbers: Mapping[Operator, int]) -> dict[str, str]
     return found
 
 
-def _layers(compiled: Compiled) -> list[tuple[int, dict[str, str]]]:
-    """Return the operator number in the TOSA file (from 0), and the row, of each layer."""
+class _Layer(NamedTuple):
+    """A layer of Vela.
+
+    ``operator``: the number of its operator in the TOSA file; -1 if Vela added it.
+    ``row``: its columns in Vela's tables, by name.
+    """
+
+    operator: int
+    row: dict[str, str]
+
+
+def _layers(compiled: Compiled) -> list[_Layer]:
+    """Return the layers in Vela's debug database."""
     sources = {
         row["id"]: int(row["ext_key"]) for row in compiled.tables.get("source", [])
     }
     details = {row["id"]: row for row in compiled.tables.get("perf_debug", [])}
     rows = compiled.tables.get("perf", [])
-    layers: list[tuple[int, dict[str, str]]] = []
+    layers: list[_Layer] = []
     for row in rows:
         number = sources.get(row["source_id"], -1)
-        layers.append((number, {**details.get(row["id"], {}), **row}))
+        layers.append(_Layer(number, {**details.get(row["id"], {}), **row}))
     return layers
 
 

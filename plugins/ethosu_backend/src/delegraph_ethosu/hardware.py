@@ -36,11 +36,10 @@ Limits = Mapping[str, Any]
 
 
 @cache
-def table(word: str) -> dict[str, Limits]:
-    """Return the limits of each operator on the target ``word``."""
-    rows: dict[str, Limits] = json.loads(
-        (files(__package__) / f"{word}.json").read_text()
-    )["operators"]
+def table(device: str) -> dict[str, Limits]:
+    """Return the limits of each operator on ``device``, "u55" or "u85"."""
+    text = (files(__package__) / f"{device}.json").read_text()
+    rows: dict[str, Limits] = json.loads(text)["operators"]
     return rows
 
 
@@ -59,7 +58,10 @@ def why_not_u85(operator: Operator) -> str | None:
 
 
 def _exceeded(device: str, operator: Operator, limits: Limits) -> Iterator[str]:
-    """Yield the limits of a device that an operator exceeds."""
+    """Yield a sentence for each limit of a device that an operator exceeds.
+
+    Each begins with ``takes``, such as "Ethos-U85 processors take a MATMUL".
+    """
     takes = f"{device} take a {operator.name}"
     operands = operator.inputs
     constants = [operands[position] for position in limits.get("constants", ())]
@@ -74,14 +76,16 @@ def _exceeded(device: str, operator: Operator, limits: Limits) -> Iterator[str]:
     if str(result.dtype) not in limits.get("to", [str(result.dtype)]):
         yield f"{takes} to {' or '.join(limits['to'])}, not to {result.dtype}"
     for shape in (given.shape, result.shape):
-        yield from _of_shape(takes, shape, limits)
+        yield from _exceeded_by_shape(takes, shape, limits)
     if given.shape and given.shape[-1] > limits.get("channels", math.inf):
         yield f"{takes} of at most {limits['channels']} channels, not {given.shape[-1]}"
-    for check in (_of_axis, _of_window, _of_resize):
+    for check in (_exceeded_by_axis, _exceeded_by_window, _exceeded_by_resize):
         yield from check(takes, operator, limits)
 
 
-def _of_shape(takes: str, shape: tuple[int, ...], limits: Limits) -> Iterator[str]:
+def _exceeded_by_shape(
+    takes: str, shape: tuple[int, ...], limits: Limits
+) -> Iterator[str]:
     """Yield the limits that a tensor's shape exceeds."""
     if len(shape) > limits.get("rank", math.inf):
         yield f"{takes} of at most {limits['rank']} axes, not {len(shape)}"
@@ -92,7 +96,7 @@ def _of_shape(takes: str, shape: tuple[int, ...], limits: Limits) -> Iterator[st
         yield f"{takes} of sizes up to {limits['sizes']}, not {largest}"
 
 
-def _of_axis(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
+def _exceeded_by_axis(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
     """Yield the limits that the axis or the rounding of an operator exceeds."""
     is_last = getattr(operator, "axis", None) == operator.inputs[0].rank - 1
     if limits.get("last_axis") and not is_last:
@@ -103,7 +107,7 @@ def _of_axis(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
         yield f"{takes} that rounds only"
 
 
-def _of_window(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
+def _exceeded_by_window(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
     """Yield the limits that a kernel, its padding or its stride exceeds."""
     if "area" not in limits:
         return
@@ -146,7 +150,7 @@ def _kernel(operator: Any) -> tuple[int, ...]:
     return (1, *shape[1:3]) if len(shape) == 4 else shape[1:4]
 
 
-def _of_resize(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
+def _exceeded_by_resize(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
     """Yield a limit unless a RESIZE enlarges by repeating pixels."""
     factors = limits.get("upscale")
     if factors is None:

@@ -20,7 +20,7 @@ _DEFAULTS = {
 }
 """Processor -> default system configuration and memory mode; the same as in ExecuTorch.
 """
-_OURS = {
+_FLAGS_OF_OPTIONS = {
     "--accelerator-config": "accelerator",
     "--system-config": "system_config",
     "--memory-mode": "memory_mode",
@@ -28,7 +28,7 @@ _OURS = {
     "--optimise": "optimise",
 }
 """Flag of Vela -> the option that sets it."""
-_NOT_TAKEN = (
+_REFUSED_FLAGS = (
     "--output-dir",
     "--output-format",
     "--enable-debug-db",
@@ -42,7 +42,7 @@ _NOT_TAKEN = (
     "--ignore-ops",
     "--debug-force-legacy-core",
 )
-"""Flags with which Vela writes no payload."""
+"""Flags that would change the form of Vela's results, or with which it writes none."""
 
 
 class EthosUPartitioner(WrappingPartitioner):
@@ -79,7 +79,9 @@ class EthosUPartitioner(WrappingPartitioner):
             "optimise": optimise,
         }
         arguments = user_arguments(flags)
-        arguments += [f"{flag}={options[name]}" for flag, name in _OURS.items()]
+        arguments += [
+            f"{flag}={options[name]}" for flag, name in _FLAGS_OF_OPTIONS.items()
+        ]
         tags = _tags(cmd_data=commands_tag, weight_data=weights_tag)
         settings = {
             "ethosu_accelerator": accelerator,
@@ -109,11 +111,11 @@ def user_arguments(flags: str) -> list[str]:
     for argument in arguments:
         # argparse accepts an abbreviated flag if it is unambiguous
         flag = argument.partition("=")[0]
-        for name in (*_OURS, *_NOT_TAKEN):
+        for name in (*_FLAGS_OF_OPTIONS, *_REFUSED_FLAGS):
             if flag == name or (len(flag) > 2 and name.startswith(flag)):
                 reason = "the backend depends on its default"
-                if name in _OURS:
-                    reason = f"set it by the option {_OURS[name]}"
+                if name in _FLAGS_OF_OPTIONS:
+                    reason = f"set it by the option {_FLAGS_OF_OPTIONS[name]}"
                 raise OptionError(
                     "option-invalid",
                     f"flags {flags!r}: {name} is not allowed here; {reason}",

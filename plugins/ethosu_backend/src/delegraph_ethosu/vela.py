@@ -93,7 +93,7 @@ def run_vela(file: Blob, flags: Sequence[str], seconds: int) -> Compiled:
 
 
 def _raise_if_refused(done: subprocess.CompletedProcess[str]) -> None:
-    """Raise an error for a failed run, or for operators that Vela left to a processor."""
+    """Raise an error for a failed run, or for operators that Vela left to the CPU."""
     output = done.stderr.strip() or done.stdout.strip() or "nothing"
     last = output.splitlines()[-1]
     setting = _SETTINGS.search(last)
