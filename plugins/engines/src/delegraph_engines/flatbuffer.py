@@ -1,7 +1,6 @@
-"""Checked access to flatbuffers from untrusted sources: every offset, size and count is
-checked before it is followed.
+"""Reads flatbuffers from untrusted sources.
 
-The generated readers of the ``flatbuffers`` package trust their input; a damaged file
+Every offset, size and count is checked before it is followed. The generated readers of the ``flatbuffers`` package trust their input; a damaged file
 makes them read nonsense, loop or fail with arbitrary exceptions. Here any damage is a
 FormatError, and no file makes the reader do more work than its own length allows. As
 the format wants, unknown fields are ignored, and absent ones have their default.
@@ -70,8 +69,9 @@ class Buffer:
         return FormatError("format-invalid", f"damaged {self.what}: {why}")
 
     def spend(self, count: int, where: str) -> None:
-        """Count ``count`` more elements as read. Raises FormatError if the total
-        exceeds the file's size in bytes.
+        """Count ``count`` more elements as read.
+
+        Raises FormatError if the total exceeds the file's size in bytes.
         """
         self._allowance -= count
         if self._allowance < 0:
@@ -132,10 +132,9 @@ class Buffer:
 
 
 class Table:
-    """A table at a checked position. Fields are addressed by their id in the schema;
-    ``name`` is a field's in errors.
+    """A table at a checked position.
 
-    All methods raise FormatError for a damaged file. The table size that the vtable
+    ``field``: the id of a field in the schema. ``name``: its name in errors. All methods raise FormatError for a damaged file. The table size that the vtable
     states is ignored: the Python writer lets tables of several sizes share a vtable,
     which states the size of the first.
     """
@@ -143,10 +142,9 @@ class Table:
     __slots__ = ("_buffer", "_field_count", "_vtable", "position", "where")
 
     def __init__(self, buffer: Buffer, position: int, where: str) -> None:
-        """Check the table at ``position`` and its vtable. ``where`` names the table in
-        errors.
+        """Check the table at ``position`` and its vtable.
 
-        A table begins with the distance back to its vtable (4 bytes). The vtable has
+        ``where`` names the table in errors. A table begins with the distance back to its vtable (4 bytes). The vtable has
         its own length and the table's (2 bytes each), then for each field the distance
         from the table's beginning to the field's value (2 bytes).
         """
@@ -166,10 +164,9 @@ class Table:
         return self._buffer.damaged(f"{self.where}: {why}")
 
     def spend(self, count: int) -> None:
-        """Count ``count`` more elements as read, for a reader that builds more from
-        this table than it reads.
+        """Count ``count`` more elements as read.
 
-        Raises FormatError if the total exceeds the file's size in bytes.
+        Call it in a reader that builds more from this table than it reads. Raises FormatError if the total exceeds the file's size in bytes.
         """
         self._buffer.spend(count, self.where)
 

@@ -1,9 +1,9 @@
-"""Writing flatbuffers with the ``flatbuffers`` package: equal strings, vectors and
-tables are written once.
+"""Writes flatbuffers with the ``flatbuffers`` package.
 
-Large constants do not belong into a builder, which copies its buffer when that grows.
-Write them behind the finished buffer: give ``table_with_places`` a placeholder for
-their field, and overwrite it with their offset later.
+Equal strings, vectors and tables are written once. Large constants do not belong into a
+builder, which copies its buffer when that grows. Write them after the finished buffer:
+give ``table_with_places`` a placeholder for their field, and overwrite it with their
+offset later.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ class PlacedTable(NamedTuple):
 
 
 class Builder:
-    """Builds a flatbuffer from its end: a table is added after everything that it
-    refers to.
+    """Builds a flatbuffer from its end.
 
-    Strings, vectors and tables are added once and have one position, a distance from
+    A table is added after everything that it refers to. Strings, vectors and tables are added once and have one position, a distance from
     the end of the buffer. Numbers that do not fit their type raise OverflowError.
     """
 
@@ -62,15 +61,17 @@ class Builder:
         self._positions: dict[Hashable, int] = {}
 
     def finish(self, root: int, identifier: str) -> bytearray:
-        """Return the buffer whose root table is at ``root``; ``identifier`` has four
-        characters.
+        """Return the buffer whose root table is at ``root``.
+
+        ``identifier``: four characters that identify the kind of file.
         """
         self._builder.Finish(root, identifier.encode())
         return bytearray(self._builder.Output())
 
     def table(self, count: int, fields: Sequence[Field]) -> int:
-        """Add a table; its schema has ``count`` fields. Leave out those that have their
-        default.
+        """Add a table; its schema has ``count`` fields.
+
+        Leave out fields that have their default.
         """
         key = (
             "table",
@@ -80,8 +81,9 @@ class Builder:
         return self._share(key, lambda: self.table_with_places(count, fields).position)
 
     def table_with_places(self, count: int, fields: Sequence[Field]) -> PlacedTable:
-        """Add a table whose fields may be overwritten in the finished buffer; it is not
-        shared.
+        """Add a table whose fields may be overwritten in the finished buffer.
+
+        It is not shared with equal tables.
         """
         places: dict[int, int] = {}
         self._builder.StartObject(count)
@@ -92,8 +94,9 @@ class Builder:
         return PlacedTable(int(self._builder.EndObject()), places)
 
     def string(self, text: str) -> int:
-        """Add a string. A lone surrogate, which names of files may have, is written as
-        its escape.
+        """Add a string.
+
+        A lone surrogate, which names of files may have, is written as its escape.
         """
         encoded = text.encode("utf-8", "backslashreplace")
         return self._share(

@@ -66,8 +66,9 @@ class Groups:
         calls: Sequence[Node],
         largest: int | None = None,
     ) -> None:
-        """Merge ``groups`` that overlap. ``calls``: the calls of the program, in graph
-        order.
+        """Merge ``groups`` that overlap.
+
+        ``calls``: the calls of the program, in graph order.
         """
         self.largest = largest
         self.position = {call: k for k, call in enumerate(calls)}
@@ -79,8 +80,9 @@ class Groups:
             self._group_of.update(dict.fromkeys(group, group))
 
     def _calls(self, group: Iterable[Node]) -> list[Node]:
-        """Return the calls in ``group``. Raises ContractViolation for a call of another
-        program.
+        """Return the calls in ``group``.
+
+        Raises ContractViolation for a call of another program.
         """
         nodes = list(group)
         for node in nodes:

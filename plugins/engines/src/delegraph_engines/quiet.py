@@ -1,6 +1,4 @@
-"""Silences packages that log, warn or configure logging when they are imported or
-called.
-"""
+"""Silences packages that log, warn or configure logging."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ _inside: list[int] = []
 entries.
 """
 _restores: list[Callable[[], None]] = []
-"""The function that restores logging. The first thread to enter ``quietly`` adds it,
-the last one to leave calls it.
+"""The function that restores logging.
+
+The first thread to enter ``quietly`` adds it, and the last one to leave calls it.
 """
 
 

@@ -104,11 +104,10 @@ class Signature:
     def why_mismatch(
         self, inputs: Iterable[DeclaredType | None], outputs: Iterable[DeclaredType]
     ) -> str | None:
-        """Return how an engine's inputs and outputs differ from this signature, or
-        None.
+        """Return how an engine's types differ from this signature, or None.
 
-        ``inputs``, ``outputs``: the types that its file declares, in order. None in
-        place of an input: the engine leaves it out. A size may be -1, and a shape None,
+        ``inputs``, ``outputs``: the types that its file declares, in order. None
+        instead of an input: the engine leaves it out. A size may be -1, and a shape None,
         if it is not known; an int is an int64.
         """
         wrong_input = _why_mismatch("takes", list(inputs), self.inputs)
@@ -179,8 +178,7 @@ class Signature:
         return arrays
 
     def results(self, arrays: Iterable[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
-        """Return the engine's results as numbers, and as tensors with memory of their
-        own.
+        """Return the engine's results as numbers, or tensors in new memory.
 
         An array has the bits of its result. Its type may be another one of the same
         size, if numpy or the engine lacks a type. Raises FormatError if the size of an
@@ -192,10 +190,9 @@ class Signature:
         )
 
     def timed(self) -> tuple[Signature, dict[Border, float]]:
-        """Return a signature that measures its ``arrays`` and ``results``, and the
-        seconds.
+        """Return a signature for profiles, and the seconds that it measures.
 
-        This is for profiles. The time of ``arrays`` belongs to an input only if the
+        It measures calls of ``arrays`` and ``results``. The time of ``arrays`` belongs to an input only if the
         delegate has a single one.
         """
         outputs = range(len(self.outputs))

@@ -78,7 +78,14 @@ def why_not(node: Node) -> str | None:
     return None
 
 
-def lower_call(node: Node) -> tuple[Operator, list[Operand]]:
+class _Call(NamedTuple):
+    """The operator of the demo compiler for a call, and the operands that it reads."""
+
+    operator: Operator
+    operands: list[Operand]
+
+
+def lower_call(node: Node) -> _Call:
     """Return the operator for a call, and its operands.
 
     Raises Unsupported with the reason.
@@ -99,7 +106,7 @@ def lower_call(node: Node) -> tuple[Operator, list[Operand]]:
     values = [argument.value for argument in arguments[: operator.max_operands]]
     operands = [value for value in values if value is not None]
     operator.check_shapes(*map(shape_of, operands))
-    return operator, operands
+    return _Call(operator, operands)
 
 
 class _Argument(NamedTuple):
@@ -154,7 +161,7 @@ class _Compilation:
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
-        self.calls: dict[Node, tuple[Operator, list[Operand]]] = {}
+        self.calls: dict[Node, _Call] = {}
         for node in program.graph.nodes:
             if node.op == "call_function":
                 self.calls[node] = _located(lower_call, node)
@@ -170,16 +177,17 @@ class _Compilation:
                 self.inputs[node] = shape
 
     def result(self) -> PreprocessResult:
+        """Return the blob, its debug identifiers and the named data."""
         values_of: dict[Node, list[Value]] = {}
-        for node, (_, operands) in self.calls.items():
-            values_of[node] = [self._value(operand) for operand in operands]
+        for node, call in self.calls.items():
+            values_of[node] = [self._value(operand) for operand in call.operands]
         # numbered only now: above, Python numbers among the operands became constants
         values = [*self.inputs, *self.constants, *self.calls]
         number = {value: position for position, value in enumerate(values)}
         instructions: list[Instruction] = []
-        for node, (operator, _) in self.calls.items():
+        for node, call in self.calls.items():
             read = [number[value] for value in values_of[node]]
-            instructions.append(Instruction(operator, tuple(read)))
+            instructions.append(Instruction(call.operator, tuple(read)))
         code = Code(
             inputs=tuple(self.inputs.values()),
             constants=tuple(self.constants),
@@ -190,6 +198,7 @@ class _Compilation:
         return PreprocessResult(encode(code), debug_handles, self._named_data())
 
     def _value(self, operand: Operand) -> Value:
+        """Return the value of an operand; weights and Python numbers are constants."""
         if isinstance(operand, Node):
             return self.weights.get(operand, operand)
         return self._constant(torch.tensor(float(operand), dtype=torch.float32))
@@ -212,6 +221,7 @@ class _Compilation:
         return constant
 
     def _returned(self) -> list[Node]:
+        """Return the outputs of the program; Unsupported if one is no result of a call."""
         results: Any = output_node(self.program.graph).args[0]
         for result in results:
             if result not in self.calls:

@@ -21,9 +21,9 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 Shape = tuple[int, ...]
 RANKS = 64
+"""The largest rank of a value."""
 ELEMENTS = 2**32
-"""The largest rank of a value, and the limit that its number of elements stays below.
-"""
+"""A value has fewer elements than this."""
 
 
 def refused(reason: str, **more: Any) -> Unsupported:

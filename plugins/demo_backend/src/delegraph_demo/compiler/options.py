@@ -59,6 +59,7 @@ def _parsed(value: bytes) -> float:
 
 
 def _checked(max_value: float) -> float:
+    """Return ``max_value`` as a float; OptionError if it is negative or NaN."""
     if not max_value >= 0:  # also false for NaN
         raise OptionError(
             "option-invalid",

@@ -123,6 +123,7 @@ class LoadedCode:
     def _inputs(
         self, args: Sequence[torch.Tensor | int | float | bool]
     ) -> list[torch.Tensor]:
+        """Return the checked arguments of a call."""
         if len(args) != len(self.code.inputs):
             raise InputError(
                 "input-invalid",
