@@ -26,10 +26,9 @@ def compile_graph(
     options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Callable[..., Any]:
-    """Return a function that runs ``graph``: the backend ``delegraph`` of
-    ``torch.compile``.
+    """Return a function that runs ``graph``.
 
-    ``options``: arguments of ``delegraph.lower`` by name, such as ``{"backends":
+    This is the backend ``delegraph`` of ``torch.compile``. ``options``: arguments of ``delegraph.lower`` by name, such as ``{"backends":
     ["tosa"], "require_full": True}``. ``"graphs"``: a list, to which each graph is
     appended as a ``CompiledGraph``. ``"freezing"``: True if the model's weights are
     never written, so that calls need not check them. Graphs are lowered when first

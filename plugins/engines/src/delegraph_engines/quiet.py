@@ -13,9 +13,7 @@ __all__ = ["quietly"]
 
 _LOCK = threading.Lock()
 _inside: list[int] = []
-"""Identifiers of the threads in ``quietly``; a thread in nested blocks has several
-entries.
-"""
+"""Identifiers of the threads in ``quietly``, one for each block that they are in."""
 _restores: list[Callable[[], None]] = []
 """The function that restores logging.
 
@@ -35,8 +33,9 @@ class _QuietThreads:
 
 
 _FILTER = ("ignore", _QuietThreads(), Warning, None, 0)
-"""An entry of ``warnings.filters``: action, pattern of the text, category, pattern of
-the module, line.
+"""An entry of ``warnings.filters``.
+
+Its fields are action, pattern of the text, category, pattern of the module, line.
 """
 
 

@@ -26,10 +26,10 @@ def tag_constant_data(program: ExportedProgram) -> None:
 
 
 def tag_mutated_buffer(program: ExportedProgram) -> None:
-    """Tag each written buffer for the partition with all its readers and its last
-    value.
+    """Tag each written buffer for the partition that alone reads and writes it.
 
-    The delegate then keeps the buffer between calls. If there is no such partition, the
+    That partition has all calls that read the buffer or compute its last value. The
+    delegate then keeps the buffer between calls. If there is no such partition, the
     buffer stays with the host, which passes it to delegates and stores their results.
     So does a buffer that several methods use (``SHARED_STATE``).
     """

@@ -1,6 +1,4 @@
-"""``WrappingPartitioner``: gives one backend the nodes that the partitioner of another
-plugin chooses.
-"""
+"""``WrappingPartitioner``: gives a backend the partitions of another plugin."""
 
 from __future__ import annotations
 
@@ -41,7 +39,8 @@ class WrappingPartitioner(Partitioner):
         backend_id: str,
         compile_specs: Sequence[CompileSpec] = (),
     ) -> None:
-        """``backend_id``: the backend that gets the partitions of ``inner``;
+        """Wrap ``inner``, and give its partitions to ``backend_id``.
+
         ``compile_specs``: settings to append.
         """
         if not isinstance(inner, Partitioner):

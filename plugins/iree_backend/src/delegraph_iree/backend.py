@@ -61,10 +61,9 @@ class IREEBackend(BackendDetails):
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """Return the partition as an IREE module; its ``main`` has the delegate's
-        inputs.
+        """Return the partition as an IREE module.
 
-        Delegate debug identifiers are the numbers of operators in the TOSA file. Raises
+        Its function ``main`` has the delegate's inputs. Delegate debug identifiers are the numbers of operators in the TOSA file. Raises
         Unsupported, with the compiler's message, if iree-compile refuses the program or
         crashes.
         """

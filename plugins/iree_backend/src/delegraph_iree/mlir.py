@@ -43,8 +43,9 @@ _IMPLIED = frozenset({"ResultDType", "ResultTypes", "Graph"})
 MLIR reads the first two off the result types; a graph becomes a region.
 """
 _REFUSED = frozenset({"variable", "variable_read", "variable_write", "custom"})
-"""Operators that need something outside of the function: a variable of the module, or
-the implementation of a custom operator.
+"""Operators that need something outside of the function.
+
+They need a variable of the module, or the implementation of a custom operator.
 """
 _ODD_SIZES = frozenset({DType.BOOL, DType.INT4, DType.INT48, DType.SHAPE})
 """Types with another element size in MLIR than in numpy.
@@ -60,8 +61,7 @@ Put = Callable[[bytes], object]
 
 
 def write_mlir(graph: Graph, put: Put) -> None:
-    """Write a module with the function ``main``, with the inputs and outputs of
-    ``graph``.
+    """Write a module whose function ``main`` computes ``graph``.
 
     ``put`` gets the text in pieces, so that large constants are never all in memory as
     text. Raises Unsupported for block-scaled types, variables and custom operators,
@@ -239,9 +239,9 @@ def signature_of(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
 
 
 def _elements(array: np.ndarray[Any, Any], dtype: DType) -> Iterator[bytes]:
-    """Yield the text between ``dense<`` and ``>``: numbers, or the bytes in
-    hexadecimal.
+    """Yield the text between ``dense<`` and ``>``, in pieces.
 
+    It is the bytes in hexadecimal, or numbers for types of other sizes than in numpy.
     Decimal text would round floats, and has no NaN.
     """
     if dtype in _ODD_SIZES:

@@ -1,7 +1,6 @@
-"""``OpenVINOBackend``: compiles a partition to an IR, with large constants as named
-data.
+"""``OpenVINOBackend``: compiles a partition to an IR.
 
-The named data refers to the model's own tensors.
+Large constants are named data, which refers to the model's own tensors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Operators that OpenVINO computes wrongly, or that its frontend does not know, written
-with operators that it computes right.
+"""Rules for operators that OpenVINO computes wrongly, or that its frontend lacks.
 
+A rule writes an operator with others that OpenVINO computes right.
 ``OPERATORS`` maps an operator of torch to a function of OpenVINO's values. All operands
 have one floating-point type, that of torch's type promotion; Python numbers are
 constants of this type.

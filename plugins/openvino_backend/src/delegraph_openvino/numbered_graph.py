@@ -25,8 +25,7 @@ class Call(NamedTuple):
 
 
 class NumberedGraph(NumberedCalls):
-    """The graph of a partition, with names that identify calls in the engine's
-    messages.
+    """The graph of a partition. Its names identify calls in the engine's messages.
 
     Inputs are placeholders ``x0``, ``x1``, ... in the order of ``signature``. Constants
     are fetched as attributes ``c0``, ``c1``, ...; ``constants`` has their tensors by
@@ -69,9 +68,9 @@ class NumberedGraph(NumberedCalls):
         self._values[node] = new
 
     def write(self, node: Node) -> Call:
-        """Return the call for ``node``, a call of the program, with operands of this
-        graph.
+        """Return the call that replaces ``node``, a call of the program.
 
+        Its operands are nodes of this graph.
         ``operands`` converts operands. If several calls are needed, ``part`` adds those
         before the last.
         """

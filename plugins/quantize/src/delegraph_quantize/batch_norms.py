@@ -122,8 +122,7 @@ def _is_grouped_transposed(layer: Node) -> bool:
 
 
 def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
-    """Fold the batch norm ``norm`` into ``layer``, a transposed convolution with
-    groups.
+    """Fold a batch norm into ``layer``, a transposed convolution with groups.
 
     The model keeps its tensors: the layer gets a weight and a bias of its own.
     """

@@ -154,7 +154,9 @@ class _Parts(NamedTuple):
 
 
 def _parts(outer: GraphModule, call: Node) -> _Parts:
-    """Return the bodies and operands of a call, which has these arguments:
+    """Return the bodies and operands of a call.
+
+    The arguments are:
 
     - cond: condition, two branches, operands;
     - while_loop: condition, body, carried values, constants;

@@ -1,7 +1,6 @@
-"""Reads models of transformers for ``ModelSpec``: objects, folders, and the local cache
-of Hugging Face.
+"""Reads models of transformers for ``ModelSpec``.
 
-Nothing is downloaded, and no code of a checkpoint is executed.
+They are objects, folders, or in the local cache of Hugging Face. Nothing is downloaded, and no code of a checkpoint is executed.
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ class Step(ModelCall):
     """Whether the model is called for each token separately."""
 
     def __init__(self, model: Any, batch: int, cache_length: int) -> None:
-        """Prepare the cache of ``model``, a PreTrainedModel with a language model's
-        head.
+        """Prepare the cache of ``model``.
 
-        Raises InputError if it has no static cache.
+        It is a PreTrainedModel with a language model's head. Raises InputError if it
+        has no static cache.
         """
         super().__init__(model)
         expect_fixed_positions(model, cache_length)

@@ -82,10 +82,9 @@ class CompilerDemoRuntime(BackendRuntime):
 
 
 class LoadedCode:
-    """A loaded blob: called with float32 CPU tensors, it returns a tuple of new
-    tensors.
+    """A loaded blob, called with float32 CPU tensors.
 
-    Raises InputError for inputs of other types or shapes, and ValueOutOfRange. A call
+    It returns a tuple of new tensors. Raises InputError for inputs of other types or shapes, and ValueOutOfRange. A call
     changes nothing in this object, so threads may share it.
     """
 
