@@ -294,6 +294,7 @@ def _tensor(described: tuple[str, str]) -> TensorSummary:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata of a folder. Raises FormatError if there are none."""
     try:
         found = json.loads(_part(path, METADATA).read_bytes())
     except (ValueError, RecursionError) as error:

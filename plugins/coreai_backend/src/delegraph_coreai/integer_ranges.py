@@ -348,6 +348,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _range_of_type(node: Node) -> Range:
+    """Return the range of the dtype of a value; that of int64 for floats and sizes."""
     val = node.meta.get("val")
     dtype = val.dtype if isinstance(val, torch.Tensor) else torch.int64
     if dtype is torch.bool:

@@ -45,7 +45,7 @@ def expm1(self: Any) -> Any:
 
 
 def log_sigmoid(self: Any) -> Any:
-    """min(x, 0) - log(1 + exp(-|x|)), which no x makes infinite."""
+    """min(x, 0) - log(1 + exp(-|x|)), which does not overflow."""
     zero = op.CastLike(0.0, self)
     return op.Sub(op.Min(self, zero), log1p(op.Exp(op.Neg(op.Abs(self)))))
 

@@ -295,6 +295,7 @@ def _inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 
 def _summary(value: onnx.ValueInfoProto) -> TensorSummary:
+    """Return name, dtype and shape of a value; the shape is None without a rank."""
     tensor = value.type.tensor_type
     sizes = None
     if tensor.HasField("shape"):

@@ -64,6 +64,7 @@ def _log1p(x: Any) -> Any:
 
 
 def _softplus_of(x: Any) -> Any:
+    """Return max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
     decay = op.exp(op.negative(op.abs(x)))
     return _if_number(x, op.add(op.maximum(x, _number(0, x)), _log1p(decay)))
 
@@ -84,6 +85,7 @@ def _mish(x: Any) -> Any:
 
 
 def _logaddexp(a: Any, b: Any) -> Any:
+    """Return max(a, b) + log(1 + exp(-|a - b|))."""
     decay = _log1p(op.exp(op.negative(op.abs(op.subtract(a, b)))))
     # two equal infinities have no difference
     return op.select(

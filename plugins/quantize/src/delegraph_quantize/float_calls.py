@@ -112,10 +112,12 @@ _ITEMS = (
 
 
 def _no_item(item: object) -> OptionError:
+    """Return the error for an object that is no item of ``floats``."""
     return OptionError("option-invalid", f"floats has {item!r:.100}", hint=_ITEMS)
 
 
 def _no_call(text: str, places: Iterable[CallPlace]) -> OptionError:
+    """Return the error for an item that selects no call, with similar known items."""
     known = dict[str, None]()
     for place in places:
         names = (place.operator, place.line, place.module, place.name)

@@ -215,6 +215,7 @@ def _pairs(
 
 
 def _expect_exported(quantized: object) -> None:
+    """Raise InputError unless ``quantized`` is an ExportedProgram."""
     if not isinstance(quantized, ExportedProgram):
         text = (
             "the quantized program must be an ExportedProgram; got"

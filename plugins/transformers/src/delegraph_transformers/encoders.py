@@ -99,6 +99,7 @@ class EncodedStep(ModelCall):
         memory: list[torch.Tensor],
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """Return the logits of ``tokens``; the cache is updated."""
         from transformers import DynamicCache, EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
 
