@@ -49,8 +49,7 @@ from .page.heat import degree
 from .profiling import ProgramProfile
 
 PROGRAM = "graph"
-"""Model Explorer's name for the graph of a ``.pt2`` file, which keeps the nodes' names.
-"""
+"""Model Explorer's name for the graph of a ``.pt2`` file. Nodes keep their names."""
 _HEATS = ("#d5efd5", "#fee08b", "#f5a524", "#d73027")
 """Colors by `degree`, relative to the tolerance.
 
@@ -61,7 +60,7 @@ _TONES = ("#9fb8ff", "#8fdcb9", "#f3a6e2", "#d6d190", "#c4a68a")
 """Colors of backends, which Model Explorer shows on light paper."""
 
 NodeOf = Callable[[Any], tuple[str, str]]
-"""Debug identifier of an operator in a delegate's file -> its graph and node there."""
+"""Maps a debug identifier of a delegate to (graph, node) in the delegate's file."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +152,8 @@ def node_data(
     """Return columns for Model Explorer: delegate, source, refusal, error, time.
 
     They belong to the exported program of a method. ``verification`` is the result of
-    ``verify_operators``, ``profile`` that of ``profile_program``. If ``file`` is the
-    saved program, its nodes have the figures, too. Write each column's ``to_json()`` to
+    ``verify_operators``, ``profile`` that of ``profile_program``. With ``file``, the
+    saved program, the columns also have figures for its nodes. Write each column's ``to_json()`` to
     a file of its own. Raises InputError if the report was released, OptionError if the
     file's format has no names for Model Explorer's nodes.
     """
@@ -196,14 +195,17 @@ def node_data_of(
 
 
 class _Place(NamedTuple):
-    """An operator of the lowered program, and the delegate that computes it, if any."""
+    """An operator of the lowered program, and its delegate; None on the host."""
 
     row: DelegateRow | None
     node: Node
 
 
 class _Figures(NamedTuple):
-    """The backend's estimates for a debug identifier of a delegate, by name."""
+    """The backend's estimates (``amounts``) for a debug identifier of a delegate.
+
+    ``handles``: the debug handles to which the identifier maps.
+    """
 
     delegate: str
     identifier: Any
@@ -226,6 +228,8 @@ class _MethodColumns:
         self.notation = self.origin.notation(method)
         self.rows = {row.name: row for row in report.delegates if row.method == method}
         self.errors: dict[tuple[str, str], OperatorStatistics] = {}
+        """(Place, node) -> the worst comparison of its values."""
+        # the worst one is last, so it remains
         for row in sorted(found.operators if found else (), key=severity):
             self.errors[row.where, row.node] = row
         # Model Explorer does not show the graphs of branches; their names have dots
@@ -252,6 +256,7 @@ class _MethodColumns:
         # a file has the nodes of one delegate
         self.node_of = node_of if len(delegates) == 1 else None
         self.files: dict[int, list[tuple[str, str]]] = {}
+        """Debug handle -> (graph, node) of each node in the file that shows it."""
         if self.node_of is not None:
             for identifier, handles in delegates[0].debug_handle_map.items():
                 for handle in handles:
@@ -270,6 +275,7 @@ class _MethodColumns:
         return columns
 
     def _delegates(self) -> NodeData:
+        """Return the column of places: the delegate, or ``host``."""
         backends = list(dict.fromkeys(row.backend for row in self.rows.values()))
         colors: dict[float | str, str] = {}
         for row in self.rows.values():
@@ -284,6 +290,7 @@ class _MethodColumns:
         )
 
     def _refusals(self) -> NodeData:
+        """Return the column of the reasons why operators are left to the host."""
         texts = self._texts(self._refusal)
         colors: dict[float | str, str] = {}
         for of_graph in texts.values():
@@ -297,7 +304,10 @@ class _MethodColumns:
         return NodeData("error", self._values(self._error, max), colors=colors)
 
     def times(self, profile: ProgramProfile) -> Mapping[str, Mapping[str, float | str]]:
-        """Return the milliseconds of parts: graph -> node -> milliseconds."""
+        """Return graph -> node -> milliseconds.
+
+        Each node of a fused part has the time of the whole part.
+        """
         exported: dict[tuple[str, str], str] = {}
         for row, node in self.places:
             if EXPORTED in node.meta:
@@ -319,11 +329,12 @@ class _MethodColumns:
         return found
 
     def _amounts(self, name: str) -> Mapping[str, Mapping[str, float | str]]:
-        """Return the backend's estimates: graph -> node -> amount.
+        """Return the backend's estimates of one kind: graph -> node -> amount.
 
-        Each node of a fusion has the estimate of the fusion.
+        Each node of a fusion has the estimate of the whole fusion.
         """
         found: dict[str, dict[str, float | str]] = {PROGRAM: {}}
+        # (delegate, debug handle) -> nodes of the exported program, without repetition
         nodes: dict[tuple[str, int], dict[str, None]] = {}
         for row, node in self.places:
             if row is not None and EXPORTED in node.meta:
@@ -379,6 +390,7 @@ class _MethodColumns:
         return shown
 
     def _refusal(self, place: _Place) -> str:
+        """Return why an operator is on the host; "" if it is in a delegate."""
         if place.row is not None:
             return ""
         reasons = self.origin.reasons.get(self.method, {})
@@ -390,17 +402,19 @@ class _MethodColumns:
         return "; ".join(texts)
 
     def _error(self, place: _Place) -> float | None:
-        """Return the error relative to the largest value; None if it was not compared."""
+        """Return the relative error of an operator; None if it was not compared."""
         where = "host" if place.row is None else place.row.name
         row = self.errors.get((where, place.node.name))
         return None if row is None else _size(row)
 
 
 def _size(row: OperatorStatistics) -> float:
+    """Return the relative error; infinite if some elements are not finite."""
     return math.inf if row.figures.mismatched else row.figures.relative_error
 
 
 def _described(row: DelegateRow | None) -> str:
+    """Return the text of a place: ``host``, or a delegate with its size and facts."""
     if row is None:
         return "host"
     facts = [format_size(row.bytes)]

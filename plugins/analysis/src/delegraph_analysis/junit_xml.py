@@ -12,7 +12,8 @@ from delegraph.io.escape_for_terminal import printable
 class Case(NamedTuple):
     """A test of a suite.
 
-    ``failure`` is the text of the failure, of the kind ``kind``; None without one.
+    ``failure`` is the text of its failure; None if it passed. ``kind``: the kind of the
+    failure, such as an error code.
     """
 
     suite: str
@@ -26,33 +27,30 @@ def junit_xml(title: str, cases: Sequence[Case]) -> bytes:
     """Return a file with the suites of these cases, in the order of their first cases."""
     root = xml.Element("testsuites", name=title)
     for name in dict.fromkeys(case.suite for case in cases):
-        own = [case for case in cases if case.suite == name]
-        failed = sum(case.failure is not None for case in own)
-        shown = printable(name)
-        suite = xml.SubElement(
-            root,
-            "testsuite",
-            name=shown,
-            time=f"{sum(case.seconds for case in own):.3f}",
-        )
-        suite.attrib |= {
-            "tests": str(len(own)),
-            "failures": str(failed),
+        in_suite = [case for case in cases if case.suite == name]
+        suite_facts = {
+            "name": printable(name),
+            "time": f"{sum(case.seconds for case in in_suite):.3f}",
+            "tests": str(len(in_suite)),
+            "failures": str(sum(case.failure is not None for case in in_suite)),
             "errors": "0",
             "skipped": "0",
         }
-        for case in own:
-            test = {
-                "classname": shown,
+        suite = xml.SubElement(root, "testsuite", suite_facts)
+        for case in in_suite:
+            facts = {
+                "classname": printable(name),
                 "name": printable(case.name),
                 "time": f"{case.seconds:.3f}",
             }
-            element = xml.SubElement(suite, "testcase", test)
+            test = xml.SubElement(suite, "testcase", facts)
             if case.failure is not None:
                 text = printable(case.failure, kept="\n")
-                xml.SubElement(
-                    element, "failure", type=case.kind, message=text.partition("\n")[0]
-                ).text = text
+                first_line = text.partition("\n")[0]
+                failure = xml.SubElement(
+                    test, "failure", type=case.kind, message=first_line
+                )
+                failure.text = text
     xml.indent(root)
     written: bytes = xml.tostring(root, encoding="utf-8", xml_declaration=True)
     return written

@@ -1,5 +1,8 @@
-"""Follows delegates for an observer: their runtimes tell the values inside of them or,
-for a ``Timer``, times.
+"""Make the hooks by which an observer gets values or times from inside delegates.
+
+An executor passes each delegate to its hook. The hook loads the delegate by ``observe``
+or ``profile`` of its runtime in place of ``load``. Calls then also return inner values
+or times, which the hook passes to the observer.
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ from delegraph.errors import ContractViolation
 from delegraph.runtime import BackendRuntime, Border, Delegate, Inside, Observer, Spent
 
 Attribute = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Takes the plugin's task, such as "profile", and a function of the plugin.
+
+Returns the function with errors that name the plugin and the task.
+"""
 TellTimes = Callable[[float, Callable[[], Spent]], None]
 """Called after each call of a delegate: with its seconds, and a function that returns
 the times of its operators.
@@ -27,23 +34,22 @@ _OBSERVED: WeakKeyDictionary[
     LoweredBackendModule, dict[type[BackendRuntime], Callable[..., Any]]
 ]
 _OBSERVED = WeakKeyDictionary()
-"""Results of ``observe``, which is slow, for all observed runs of a program."""
+"""Module -> runtime -> result of ``observe``, which is slow, for later observed runs."""
 
 
 def hooks_of(
     observer: Observer, delegates: Iterable[DelegateInfo]
 ) -> Callable[[LoweredBackendModule], ObservedDelegate | TimedDelegate]:
-    """Return a function from the module of one of ``delegates`` to its hook for the
-    executor.
+    """Return a function that makes the hook for a delegate's module.
 
-    An observer with a method ``spent`` is a ``Timer``: it gets times in place of
-    values.
+    An observer with a method ``spent`` is a ``Timer``: it gets times instead of values.
     """
     infos = {info.module: info for info in delegates}
 
     def hook_of(module: LoweredBackendModule) -> ObservedDelegate | TimedDelegate:
         info = infos[module]
-        if spent := getattr(observer, "spent", None):
+        spent = getattr(observer, "spent", None)
+        if spent is not None:
             return TimedDelegate(module.backend_id, partial(spent, info))
         return ObservedDelegate(module, partial(observer.inside, info))
 
@@ -51,8 +57,9 @@ def hooks_of(
 
 
 class ObservedDelegate:
-    """The hook of a delegate that passes the values inside of it to ``tell``, if its
-    runtime can return them.
+    """The hook of a delegate that passes its inner values to ``tell``.
+
+    If its runtime has no ``observe``, ``tell`` is not called.
     """
 
     def __init__(
@@ -70,12 +77,11 @@ class ObservedDelegate:
     def _observe(
         self, runtime: type[BackendRuntime], *parts: Any
     ) -> Callable[..., Any]:
-        """Return the result of ``runtime.observe(*parts)``, which is kept for later
-        runs.
+        """Return the result of ``runtime.observe(*parts)``; keep it for later runs.
 
-        A delegate with state must not be reused. A runtime that is not thread-safe
-        makes a new one for each run: otherwise, a call of one run might overwrite the
-        values that another still reads.
+        A delegate with state is not kept: each run starts from the initial state. One of
+        a runtime that is not thread-safe is not kept either: a call of one run might
+        overwrite values that another run still reads.
         """
         if self._module.state or not runtime.thread_safe:
             return runtime.observe(*parts)
@@ -85,11 +91,10 @@ class ObservedDelegate:
         return kept[runtime]
 
     def wrap(self, run: Callable[..., Any], attribute: Attribute) -> Delegate:
-        """Return a function that returns the outputs of ``run`` only, and passes the
-        inner values to ``tell``.
+        """Return a function that calls ``run``, passes the inner values to ``tell``, and
+        returns only the outputs.
 
-        It is ``run`` itself if the runtime has no ``observe``: its calls return the
-        outputs only.
+        Without ``observe``, ``run`` returns only the outputs: then it is the result.
         """
         if not self._observes:
             return run
@@ -106,11 +111,10 @@ class ObservedDelegate:
         return tuple(map(_copy, results))
 
     def _checked(self, returned: Any) -> tuple[tuple[Any, ...], Inside]:
-        """Return ``returned``, if it is a pair of outputs and inner values as
-        ``BackendRuntime.observe`` asks for.
+        """Return ``returned`` if it is a pair of outputs and inner values.
 
-        Raises ContractViolation otherwise, also for a tensor in place of a list of
-        tensors: it would be taken for a list of its rows.
+        Raises ContractViolation if it breaks the contract of ``BackendRuntime.observe``.
+        A tensor in place of a list of tensors would be taken for a list of its rows.
         """
         backend_id = self._module.backend_id
         if not (
@@ -118,31 +122,30 @@ class ObservedDelegate:
             and len(returned) == 2
             and isinstance(returned[1], Mapping)
         ):
-            raise _wrong(backend_id, "observe", type(returned).__name__, _VALUES)
+            raise _wrong_result(backend_id, "observe", type(returned).__name__, _VALUES)
         for identifier, values in returned[1].items():
             if not isinstance(values, (tuple, list)):
-                raise _wrong(
-                    backend_id,
-                    "observe",
-                    f"{type(values).__name__} for {identifier!r}",
-                    _VALUES,
-                )
+                found = f"{type(values).__name__} for {identifier!r}"
+                raise _wrong_result(backend_id, "observe", found, _VALUES)
         return returned
 
 
 class TimedDelegate:
-    """The hook of a delegate that tells how long calls take, and its operators, if its
-    runtime has ``profile``.
+    """The hook of a delegate that passes the times of its calls to ``tell``.
+
+    If its runtime has ``profile``, these include the times of its operators. If the
+    runtime is not thread-safe, the executor copies the results of each call: then
+    ``copy`` calls ``tell``, since copying belongs to the call.
     """
 
     def __init__(self, backend_id: str, tell: TellTimes) -> None:
         self._backend_id = backend_id
         self._tell = tell
-        # both are set when the runtime loads
+        # whether the runtime has ``profile``, and whether its results are copied; both
+        # are set when it loads
         self._profiles = False
-        # whether results are copied, as the runtime is not thread-safe
         self._copies = False
-        # of the last call, until its results are copied
+        # the times of a call, until its results are copied
         self._seconds = 0.0
         self._read: Callable[..., Spent] = dict
 
@@ -155,20 +158,19 @@ class TimedDelegate:
         return runtime.profile if self._profiles else runtime.load
 
     def wrap(self, run: Callable[..., Any], attribute: Attribute) -> Delegate:
-        """Return a function that returns the outputs of ``run`` only, and passes the
-        times to ``tell``.
+        """Return a function that calls ``run``, passes the times to ``tell``, and returns
+        only the outputs.
         """
 
         def call(*args: Any) -> tuple[Any, ...]:
             start = time.perf_counter()
             returned = run(*args)
             seconds = time.perf_counter() - start
-            spent: Any = {}  # nothing is known of its operators
+            spent: Any = {}  # without ``profile``, the times of operators are unknown
             if self._profiles:
                 if not (isinstance(returned, tuple) and len(returned) == 2):
-                    raise _wrong(
-                        self._backend_id, "profile", type(returned).__name__, _AMOUNTS
-                    )
+                    found = type(returned).__name__
+                    raise _wrong_result(self._backend_id, "profile", found, _AMOUNTS)
                 returned, spent = returned
             read = partial(self._checked, spent, attribute)
             if self._copies:
@@ -181,10 +183,7 @@ class TimedDelegate:
         return call
 
     def copy(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Copy the results.
-
-        Copying belongs to the call; the time of each copy goes to its ``Border``.
-        """
+        """Copy the results; add the time of each copy to the call, as a ``Border``."""
         copies = []
         borders: dict[Any, dict[str, Any]] = {}
         for place, result in enumerate(results):
@@ -206,26 +205,20 @@ class TimedDelegate:
     ) -> Spent:
         """Return the times of the operators of a delegate.
 
-        ``spent`` is the result of a profiled call besides its outputs: a mapping, or a
-        function that returns it, since reading times may be slow. The times of copying,
-        ``borders``, are added. Raises ContractViolation if the mapping breaks the
+        ``spent`` is the second result of a profiled call: a mapping, or a function that
+        returns it, since reading times may be slow. ``borders``: the times of copying
+        results, which are added. Raises ContractViolation if the mapping breaks the
         contract of ``BackendRuntime.profile``.
         """
         if callable(spent):
             spent = attribute("profile", spent)()
         if not isinstance(spent, Mapping):
-            raise _wrong(self._backend_id, "profile", type(spent).__name__, _AMOUNTS)
+            found = type(spent).__name__
+            raise _wrong_result(self._backend_id, "profile", found, _AMOUNTS)
         for identifier, amounts in spent.items():
-            if not isinstance(amounts, Mapping) or not all(
-                _is_interval_list(amount) if name == "intervals" else _is_amount(amount)
-                for name, amount in amounts.items()
-            ):
-                raise _wrong(
-                    self._backend_id,
-                    "profile",
-                    f"{amounts!r:.80} for {identifier!r}",
-                    _AMOUNTS,
-                )
+            if not _are_amounts(amounts):
+                found = f"{amounts!r:.80} for {identifier!r}"
+                raise _wrong_result(self._backend_id, "profile", found, _AMOUNTS)
         return {**spent, **borders}
 
 
@@ -233,7 +226,7 @@ _VALUES = "lists of tensors"
 _AMOUNTS = "amounts by name"
 
 
-def _wrong(
+def _wrong_result(
     backend_id: str, method: str, returned: str, wanted: str
 ) -> ContractViolation:
     """Return the error for a delegate, made by ``method``, with a wrong result.
@@ -242,11 +235,8 @@ def _wrong(
     """
     text = (
         f"{method} of the runtime of {backend_id} makes a delegate that returned"
-        f" {returned}; it"
-    )
-    text += (
-        " returns its outputs, and a mapping from delegate debug identifiers to"
-        f" {wanted}"
+        f" {returned}; it returns its outputs, and a mapping from delegate debug"
+        f" identifiers to {wanted}"
     )
     return ContractViolation("contract-violation", text)
 
@@ -255,7 +245,19 @@ def _copy(result: Any) -> Any:
     return result.clone() if isinstance(result, torch.Tensor) else result
 
 
+def _are_amounts(amounts: Any) -> bool:
+    """Return whether a value is a mapping of amounts, and maybe ``intervals``."""
+    if not isinstance(amounts, Mapping):
+        return False
+    for name, amount in amounts.items():
+        check = _is_interval_list if name == "intervals" else _is_amount
+        if not check(amount):
+            return False
+    return True
+
+
 def _is_amount(number: Any) -> bool:
+    """Return whether a value is a finite number from 0 on."""
     return (
         isinstance(number, (int, float))
         and not isinstance(number, bool)
@@ -264,10 +266,12 @@ def _is_amount(number: Any) -> bool:
 
 
 def _is_interval_list(given: Any) -> bool:
-    return isinstance(given, (list, tuple)) and all(
-        isinstance(pair, (list, tuple))
-        and len(pair) == 2
-        and all(map(_is_amount, pair))
-        and pair[0] <= pair[1]
-        for pair in given
-    )
+    """Return whether a value is a list of pairs (start, end)."""
+    if not isinstance(given, (list, tuple)):
+        return False
+    for pair in given:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            return False
+        if not all(map(_is_amount, pair)) or pair[0] > pair[1]:
+            return False
+    return True

@@ -13,7 +13,7 @@ from delegraph.io.escape_for_terminal import printable
 _LISTED = 12
 """Most methods, inputs, outputs, delegates and kinds of operators in the text."""
 _NAME = 60
-"""Characters of a name."""
+"""The most characters of a name in the text."""
 
 
 def summary_text(summary: Summary) -> str:
@@ -25,6 +25,7 @@ def summary_text(summary: Summary) -> str:
 
 
 def _lines(summary: Summary) -> Iterator[str]:
+    """Yield the lines about a file: its kind, methods and constants."""
     made = f", made by {_short(summary.producer)}" if summary.producer else ""
     yield f"{summary.kind}, version {summary.version}, {summary.bytes:,} bytes{made}"
     for need, names in summary.needs.items():
@@ -32,30 +33,25 @@ def _lines(summary: Summary) -> Iterator[str]:
             yield f"needs {need}: {_listed(names)}"
     for method in summary.methods[:_LISTED]:
         yield from _method_lines(method)
-    yield from (
-        [f"and {len(summary.methods) - _LISTED} more methods"]
-        if len(summary.methods) > _LISTED
-        else []
-    )
+    if len(summary.methods) > _LISTED:
+        yield f"and {len(summary.methods) - _LISTED} more methods"
     largest = ", largest:" if summary.largest else ""
     yield f"constants: {summary.constants:,}, {summary.constant_bytes:,} bytes{largest}"
-    rows = [
-        (f"{c.bytes:,}", f"{_short(c.name)}: {c.dtype}{list(c.shape)}")
-        for c in summary.largest
-    ]
-    width = max((len(size) for size, _ in rows), default=0)
-    yield from (f"  {size:>{width}} bytes  {shown}" for size, shown in rows)
+    # sizes are aligned to the right
+    width = max((len(f"{c.bytes:,}") for c in summary.largest), default=0)
+    for constant in summary.largest:
+        tensor = f"{constant.dtype}{list(constant.shape)}"
+        yield f"  {constant.bytes:>{width},} bytes  {_short(constant.name)}: {tensor}"
 
 
 def _method_lines(method: MethodSummary) -> Iterator[str]:
+    """Yield the lines about a method: inputs, outputs, delegates and operators."""
     yield f"method {_short(method.name)}"
-    for what, tensors in (("in ", method.inputs), ("out", method.outputs)):
-        yield from (f"  {what}  {tensor}" for tensor in tensors[:_LISTED])
-        yield from (
-            [f"  {what}  and {len(tensors) - _LISTED} more"]
-            if len(tensors) > _LISTED
-            else []
-        )
+    for side, tensors in (("in ", method.inputs), ("out", method.outputs)):
+        for tensor in tensors[:_LISTED]:
+            yield f"  {side}  {tensor}"
+        if len(tensors) > _LISTED:
+            yield f"  {side}  and {len(tensors) - _LISTED} more"
     for delegate in method.delegates[:_LISTED]:
         made = f" ({delegate.producer})" if delegate.producer else ""
         yield f"  delegate  {_short(delegate.backend)}{made}, {delegate.bytes:,} bytes"
@@ -63,15 +59,18 @@ def _method_lines(method: MethodSummary) -> Iterator[str]:
         yield f"  delegate  and {len(method.delegates) - _LISTED} more"
     ordered = sorted(method.operators.items(), key=lambda item: (-item[1], item[0]))
     counts = _listed([f"{count} {name}" for name, count in ordered])
-    yield f"  operators: {sum(method.operators.values()):,}" + (
-        f" ({counts})" if method.operators else ""
-    )
+    kinds = f" ({counts})" if method.operators else ""
+    yield f"  operators: {sum(method.operators.values()):,}{kinds}"
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = [f"and {len(names) - _LISTED} more"] if len(names) > _LISTED else []
-    return ", ".join([*(_short(name) for name in names[:_LISTED]), *more]) or "none"
+    """Join names by commas; later ones are only counted."""
+    shown = [_short(name) for name in names[:_LISTED]]
+    if len(names) > _LISTED:
+        shown.append(f"and {len(names) - _LISTED} more")
+    return ", ".join(shown) or "none"
 
 
 def _short(name: str) -> str:
+    """Return a name without the characters beyond ``_NAME``."""
     return name if len(name) <= _NAME else f"{name[:_NAME]}…"

@@ -1,8 +1,9 @@
 """Write profiles in the Trace Event Format, which Perfetto and Chrome open.
 
-Host operators have one track. Each delegate has a track with its calls, and with the
-kernels in them. Kernels without a measured start get a track of their own: there they
-follow one another from the start of the call, and an argument says so.
+A trace shows events on parallel tracks. Host operators have one track. Each delegate
+has a track with its calls, and with the kernels in them. Kernels without a measured
+start get a track of their own: there they follow one another from the start of the
+call, and the argument "start" of these events explains it.
 """
 
 from __future__ import annotations
@@ -33,17 +34,15 @@ def perfetto_trace(profiles: Sequence[ProgramProfile]) -> dict[str, Any]:
     for process, profile in enumerate(profiles, 1):
         tracks = _Tracks(process, f"method {profile.method}")
         tracks.add("host", _host_events(profile.parts))
-        calls: dict[tuple[str, Interval], list[Part]] = {}
+        # delegate -> interval of a call -> its parts
+        delegates: dict[str, dict[Interval, list[Part]]] = {}
         for part in profile.parts:
             if part.call is not None:
-                calls.setdefault((part.where, part.call), []).append(part)
-        delegates = dict.fromkeys(where for where, _ in calls)
-        for name in delegates:
-            of_delegate = {
-                call: parts for (where, call), parts in calls.items() if where == name
-            }
-            tracks.add(name, _delegate_events(name, of_delegate))
-            tracks.add(f"{name}, only durations", _placed_events(of_delegate))
+                calls = delegates.setdefault(part.where, {})
+                calls.setdefault(part.call, []).append(part)
+        for name, calls in delegates.items():
+            tracks.add(name, _delegate_events(name, calls))
+            tracks.add(f"{name}, only durations", _placed_events(calls))
         events += tracks.events
     facts = {profile.method: "; ".join(profile.facts()) for profile in profiles}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts}
@@ -61,10 +60,10 @@ class _Tracks:
     def add(self, name: str, events: Iterable[dict[str, Any]]) -> None:
         """Add events as a track ``name``.
 
-        Events of one track lie in one another, or do not overlap. Other events get
-        further tracks.
+        On a track, events must be nested or apart from each other. An event that
+        partly overlaps with another gets a further track.
         """
-        lanes: list[list[float]] = []  # the ends of the open events on each track
+        lanes: list[list[float]] = []  # see ``_lane``
         first = self._track + 1
         for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
             end = round(event["ts"] + event["dur"], 3)
@@ -77,13 +76,16 @@ class _Tracks:
             self.events.append({**event, "pid": self._process, "tid": first + lane})
 
     def _describe(self, kind: str, **args: Any) -> None:
+        """Add metadata of the process, or of the current track."""
         fact = {"name": kind, "ph": "M", "pid": self._process, "tid": self._track}
         self.events.append({**fact, "args": args})
 
 
 def _lane(lanes: list[list[float]], start: float, end: float) -> int:
-    """Return the number of the first track that has a place for an event, and put the
-    event there.
+    """Put an event on the first track that has a place for it; return the track's number.
+
+    ``lanes`` has for each track the ends of its open events, the innermost last. Events
+    come in the order of their starts.
     """
     for number, ends in enumerate(lanes):
         while ends and ends[-1] <= start:
@@ -127,6 +129,7 @@ def _placed_events(calls: dict[Interval, list[Part]]) -> Iterator[dict[str, Any]
 def _event(
     part: Part, category: str, interval: Interval, **further: str
 ) -> dict[str, Any]:
+    """Return the event of a part. ``further``: more of its arguments."""
     args: dict[str, Any] = dict(further)
     if part.where != part.place:  # a branch or a loop body on the host
         args["where"] = part.where

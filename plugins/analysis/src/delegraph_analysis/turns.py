@@ -12,8 +12,9 @@ from pathlib import Path
 
 from delegraph.errors import DelegraphError
 
+# files of Linux: the memory of this process, and a file that resets its peak
 _STATUS = Path("/proc/self/status")
-_PEAK = Path("/proc/self/clear_refs")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 @dataclass
@@ -42,12 +43,12 @@ class Caller:
 def call_in_turns(callers: Iterable[Caller], runs: int) -> None:
     """Call each program once, then all of them ``runs`` times in turns.
 
-    With turns, other load on the machine slows all of them alike.
+    Other load on the machine then slows all programs by about the same factor.
     """
     running = list(callers)
     for caller in running:
         try:
-            caller.first_seconds, caller.peak_bytes = _raised_peak(caller.call)
+            caller.first_seconds, caller.peak_bytes = _call_with_peak(caller.call)
         except DelegraphError as e:  # such as NoRuntime
             caller.error = e
     for _ in range(runs):
@@ -59,19 +60,19 @@ def call_in_turns(callers: Iterable[Caller], runs: int) -> None:
                 caller.error = e
 
 
-def _raised_peak(call: Callable[[], float]) -> tuple[float, int | None]:
+def _call_with_peak(call: Callable[[], float]) -> tuple[float, int | None]:
     """Return the result of ``call``, and the growth of peak memory in bytes."""
     gc.collect()
     try:
-        # return free memory to the system, so that its reuse counts
+        # return free memory to the system, so that using it again counts
         ctypes.CDLL(None).malloc_trim(0)
-        _PEAK.write_text("5")  # the peak starts again from now
+        _CLEAR_REFS.write_text("5")  # set the peak to the present memory
         before = _resident("VmRSS")
     except (OSError, AttributeError, TypeError):
         # another system than Linux, or one that does not allow it
         return call(), None
     seconds = call()
-    return seconds, max(_resident("VmHWM") - before, 0)
+    return seconds, max(_resident("VmHWM") - before, 0)  # VmHWM is the peak of VmRSS
 
 
 def _resident(name: str) -> int:

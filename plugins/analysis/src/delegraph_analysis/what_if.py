@@ -1,8 +1,9 @@
-"""Predicts how many operators a backend would take without the cause of a refusal.
+"""Predict how many operators a backend would take without the cause of a refusal.
 
-The report does this when it is printed (``Cause.frees``). A copy of the program has no
-such cause: sizes are fixed, or one value is cast or has a range. All values that depend
-on it get new types. The backend's support check is repeated with the copy.
+The report does this when it is printed (``Cause.frees``). The cause is removed from a
+copy of the program: sizes are fixed, one value is cast, or an input gets a range. Values
+that depend on a cast value get new types. Then the backend's support check is repeated
+with the copy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 class Prediction(NamedTuple):
     """A reason of a refusal, and how many more operators the backend would take without
-    it; None if that is not known.
+    it (``frees``); None if that is unknown.
     """
 
     reason: str
@@ -48,9 +49,10 @@ Refused = Callable[[ExportedProgram], frozenset[int]]
 def predict(
     program: ExportedProgram, refused: Refused, reason: str, left: Sequence[Node]
 ) -> Prediction:
-    """Return the prediction for ``reason``, or for the one of its ``instead`` with
-    which the backend takes most operators; of equal ones the first.
+    """Return the prediction for ``reason``, or for a better alternative to it.
 
+    ``reason.instead`` names another way out of the refusal, which may have a next one.
+    The result is the first one with which the backend takes most operators.
     ``program``: the partitioned program. ``left``: calls of all operators that are left
     to the host.
     """
@@ -69,7 +71,8 @@ def _count_freed(
 ) -> int | None:
     """Return how many of ``left`` the backend would take if ``reason`` did not hold.
 
-    Returns None for a reason without ``unless``, and if the program cannot be changed.
+    Returns None if ``reason`` names no change that removes it (``unless``), or if the
+    program cannot be changed so.
     """
     if not isinstance(reason, Reason) or reason.unless is None:
         return None
@@ -82,9 +85,10 @@ def _count_freed(
 
 
 def remove_cause(program: ExportedProgram, reason: Reason) -> ExportedProgram:
-    """Return a copy of ``program``, changed by ``reason.unless``, without the reason.
+    """Return a copy of ``program`` with the change that removes ``reason``.
 
-    Raises Unsupported if that change is impossible.
+    ``reason.unless`` is "static" for fixed sizes, a range of an input, or a dtype to
+    which the value ``reason.of`` is cast. Raises Unsupported if that is impossible.
     """
     if reason.unless == "static":
         return _fixed_sizes(program)
@@ -123,17 +127,17 @@ def _fixed_sizes(program: ExportedProgram) -> ExportedProgram:
     sized = _FixedSizes()
     for node in program.graph.nodes:
         recorded = node.meta.get("val")
-        val = (
-            [sized(v) for v in recorded]
-            if isinstance(recorded, (list, tuple))
-            else sized(recorded)
-        )
+        if isinstance(recorded, (list, tuple)):
+            val: Any = [sized(value) for value in recorded]
+        else:
+            val = sized(recorded)
         if isinstance(recorded, _SYMBOLIC) and node.op == "call_function":
             # a call that computes a size is not copied: its users get the number
             copies[node] = val
         elif node.op != "output":
             copies[node] = copy = copy_node(graph, node, copies.__getitem__)
             copy.meta["val"] = val
+            # users of a size that is an input get the number, too
             copies[node] = val if isinstance(val, (int, float, bool)) else copy
     static = _program_of_copies(program, graph, copies)
     # a partitioner that looks for dynamic sizes must find none
@@ -176,7 +180,7 @@ class _FixedSizes:
 
 
 def _fixed_number(number: Any) -> Any:
-    """The number with which torch traced a symbolic one; others as they are.
+    """Return the number with which torch traced a symbol; other numbers as they are.
 
     Raises Unsupported if it has none.
     """
@@ -190,10 +194,9 @@ def _fixed_number(number: Any) -> Any:
 def _with_cast(
     program: ExportedProgram, of: Node | None, dtype: Any
 ) -> ExportedProgram:
-    """A copy of ``program`` as if the user had written ``of.to(dtype)``; values
-    computed from it get new types.
+    """Return a copy of ``program`` as if the user had written ``of.to(dtype)``.
 
-    Raises Unsupported if ``of`` is None or no value of this program.
+    Values that are computed from it get new types. Raises Unsupported if ``of`` is None or no value of this program.
     """
     graph = Graph(owning_module=program.graph_module)
     copies = dict[Node, Any]()
@@ -219,9 +222,9 @@ def _with_cast(
 
 
 def _value_of_call(node: Node) -> Any:
-    """The value that ``node`` returns, computed under fake tensors.
+    """Return the value of ``node``, computed with fake tensors.
 
-    Raises Unsupported if its operator refuses.
+    Raises Unsupported if its operator refuses its operands.
     """
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     mode: Any = detect_fake_mode([n.meta.get("val") for n in node.all_input_nodes])
@@ -236,9 +239,9 @@ def _value_of_call(node: Node) -> Any:
 def _program_of_copies(
     program: ExportedProgram, graph: Graph, copies: dict[Node, Any]
 ) -> ExportedProgram:
-    """``program`` with ``graph`` in place of its own.
+    """Return ``program`` with ``graph`` in place of its own graph.
 
-    ``copies``: node -> its copy in ``graph``.
+    ``copies``: node -> its copy in ``graph``, which has no output node yet.
     """
     values: Any = torch.fx.map_arg(output_values(program), copies.__getitem__)
     graph.output(tuple(values)).meta["val"] = None
@@ -256,7 +259,8 @@ def _program_of_copies(
 
 
 def _impossible(why: str) -> Unsupported:
-    """The error for a cause that cannot be removed from a program; the report then
-    makes no prediction.
+    """Return the error for a cause that cannot be removed from a program.
+
+    The report then makes no prediction.
     """
     return Unsupported("unsupported", why)

@@ -57,7 +57,7 @@ class EagerValues:
         }
         """Calls, in order, with their operands."""
         self._differing: set[Node] = set()
-        """Calls with a value in eager that is not the object of the program's run."""
+        """Calls with different objects as value in eager and in the program's run."""
         self._last_uses = _last_uses(self.module.graph)
 
     def pair(self, node: Node) -> Pair:
@@ -83,8 +83,9 @@ class EagerValues:
         """Return the value of a call, without recording it.
 
         If torch lacks the operator in float64, the value of eager is also the exact
-        one. ``made`` is the value of the program's run. If the operands of the run are
-        those of eager, ``made`` is also the value of eager, and saves the call.
+        one. ``made``: the value of a host operator in the program's run. The host runs
+        the same kernels as eager. So if all operands are the same objects in both,
+        ``made`` is also the value of eager, and saves the call.
         """
         operands = {n: self.pair(n) for n in self.operands[node]}
         is_operator = isinstance(node.target, OpOverload)

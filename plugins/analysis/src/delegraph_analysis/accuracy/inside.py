@@ -16,10 +16,9 @@ from .eager_values import EagerValues, Pair
 _NHWC = ((0, 3, 1, 2), (0, 2, 3, 1))
 """Permutations from and to NHWC, the layout of images in many backends."""
 _INTEGERS = {torch.int32, torch.int64}
-"""A backend without int64 may keep its values in int32."""
-
-
+"""Types that may stand for each other: a backend without int64 keeps values in int32."""
 FUSED = "the backend has fused or moved them"
+"""The reason why values inside a delegate are not compared."""
 
 
 class Found(NamedTuple):
@@ -47,8 +46,8 @@ class DelegateValues:
     def find(self, node: Node, pair: Pair) -> Found | None:
         """Return the value of ``node`` that agrees best, of those with its debug handle.
 
-        A backend may keep a value in another layout. One handle covers all calls of a
-        decomposition.
+        A handle may have several values, since all calls of a decomposition share it.
+        A backend may also keep a value in another layout.
         """
         candidates: list[torch.Tensor] = []
         for value in self._by_handle.get(node.meta.get("debug_handle", -1), ()):
@@ -63,6 +62,7 @@ class DelegateValues:
             if best is None or error < least:
                 best = Found(candidate, figures)
                 least = error
+            # near enough: another candidate would hardly agree better
             if least <= 0.01 * TOLERANCES.get(figures.dtype, 0.0):
                 break
         return best
@@ -71,7 +71,10 @@ class DelegateValues:
 def _by_handle(
     module: LoweredBackendModule, observed: Inside
 ) -> dict[int, list[torch.Tensor]]:
-    """Return the observed values by debug handle, the last ones first."""
+    """Return debug handle -> observed values, in reverse order.
+
+    The last value of a decomposition is its result, so it is tried first.
+    """
     found: dict[int, list[torch.Tensor]] = {}
     handles: dict[Any, tuple[int, ...]] = module.meta.get("debug_handle_map") or {}
     for identifier, values in reversed(list(observed.items())):

@@ -207,7 +207,7 @@ class VerificationByOperator(Verification):
 
 
 def operators_of(found: Verification) -> OperatorVerification | None:
-    """Return the figures of operators, or None."""
+    """Return the figures of operators in a verification; None if it has none."""
     return found.operators if isinstance(found, VerificationByOperator) else None
 
 
@@ -227,13 +227,18 @@ def merged(rows: Iterable[OperatorStatistics]) -> Iterator[OperatorStatistics]:
         yield max(group, key=severity)._replace(differs_from=first)
 
 
-def severity(o: OperatorStatistics) -> tuple[bool, int, float]:
-    """Return a key by which worse values compare as greater.
+class Severity(NamedTuple):
+    """How bad the error of a value is. ``ratio``: the error relative to the accepted one."""
 
-    It has whether the value differs, the number of mismatched elements, and the error
-    relative to the accepted one.
-    """
+    differs: bool
+    mismatched: int
+    ratio: float
+
+
+def severity(o: OperatorStatistics) -> Severity:
+    """Return a key by which worse values compare as greater."""
     if o.figures.remark:
-        return False, 0, 0.0
+        return Severity(False, 0, 0.0)
     accepted = max(TOLERANCES.get(o.figures.dtype, 1e-9), SLACK * o.eager_error)
-    return not o.agrees(), o.figures.mismatched, o.figures.relative_error / accepted
+    ratio = o.figures.relative_error / accepted
+    return Severity(not o.agrees(), o.figures.mismatched, ratio)

@@ -37,23 +37,26 @@ from .reruns import verify_ties
 from .ties import picked_from, why_tied
 from .values import Accuracy, Measured, measure
 
+# remarks, which excuse a difference
 RANDOM = (
     "random: eager draws other numbers, and continues with those of the lowered program"
 )
 DECIDED = "with the program's decisions, eager gives the same result: see the operators"
 UNDECIDED = "eager disagrees with itself: in float64 it makes another decision there"
 ITERATIONS = 1000
-"""The most iterations of a branch or loop body that are compared, in all."""
+"""The most runs of a branch or loop body that are compared."""
+# reasons why values are not compared
 LATER = f"in a branch or loop body after {ITERATIONS} runs"
 WHOLE = "in a branch or loop inside a delegate"
 VECTORIZED = "in a body that torch runs on many elements at once"
 
 
 class _Place(NamedTuple):
-    """A place that computes values, with the values of eager PyTorch.
+    """A graph that the program runs, with the values of eager PyTorch.
 
-    ``path``: the attributes that lead to the branch or loop body. ``iteration``: the
-    number of the current run of the body; None outside of loops.
+    ``where``: the name of the place in reports: ``host``, ``host, in PATH`` or a
+    delegate. ``path``: the attributes that lead to the branch or loop body, with a dot
+    at the end. ``iteration``: the number of the current run of a loop body, or None.
     """
 
     where: str
@@ -87,7 +90,11 @@ def verify_operators(
 
 
 class Reference:
-    """The observer of one run; ``verification`` is its result."""
+    """The observer of one run, which compares each value; see ``Observer``.
+
+    ``begin``, ``enter``, ``inside``, ``see``, ``leave`` and ``end`` are called during
+    the run. Afterwards, ``verification`` is the result.
+    """
 
     def __init__(self, method: str, program: ExportedProgram) -> None:
         self._method = method
@@ -95,13 +102,18 @@ class Reference:
         self._places: list[_Place | None] = [self._host]
         """The host's graph and its running subgraphs; None beyond ``ITERATIONS``."""
         self._runs: Counter[str] = Counter()
+        """Path of a branch or loop body -> how often it ran."""
         self._rows: list[OperatorStatistics] = []
         self._missing: Counter[str] = Counter()
+        """Reason -> the number of values that were not compared."""
         self._inside: dict[LoweredBackendModule, Inside] = {}
+        """Delegate -> its inner values, until ``see`` gets its call."""
         self._results = self._host.values.returned(MUTATIONS)
+        """The nodes and constants that the program returns."""
         self._returned: dict[Node, Any] = {}
-        """The program's outputs, before a call writes its buffers."""
+        """Returned node -> its value, before a call writes buffers."""
         self._outputs = Verification(())
+        """The comparison of outputs with eager that took the program's decisions."""
 
     @property
     def verification(self) -> OperatorVerification:
@@ -109,10 +121,10 @@ class Reference:
         return OperatorVerification(tuple(merged(self._rows)), dict(self._missing))
 
     def added_to(self, found: Verification) -> VerificationByOperator:
-        """Return ``found`` with the figures of operators.
+        """Return ``found``, the comparison of outputs, with the figures of operators.
 
-        Outputs that agree after eager PyTorch took the program's decisions get a
-        remark.
+        If an output differs, but agrees once eager PyTorch takes the program's
+        decisions, it gets a remark.
         """
         decided = any(row.figures.remark for row in self._rows)
         outputs = []
@@ -163,6 +175,7 @@ class Reference:
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         for node, value in zip(placeholders, inputs, strict=True):
             values.known[node] = Pair(value, widened(value))
+        # the operators that use the body, such as ``cond`` or ``while_loop``
         names = {getattr(user.target, "__name__", "") for user in owner.users}
         is_loop = bool(names - {"cond"})
         iteration = self._runs[path] if is_loop else outer.iteration
@@ -177,20 +190,21 @@ class Reference:
             self._missing[LATER] += 1
             return
         if node.target is CALL_DELEGATE:
-            pair = self._follow(node, value, place)
+            pair = self._compare_delegate(node, value, place)
         else:
-            self._note_unseen(node, place, in_delegate=False)
+            self._count_unseen(node, place, in_delegate=False)
             pair = place.values.compute(node, value)
-            if node.target is not operator.getitem:  # its call was compared
-                pair = self._judge(node, value, pair, place)
+            # ``getitem`` unpacks a result that was compared already
+            if node.target is not operator.getitem:
+                pair = self._compare(node, value, pair, place)
         if place is self._host and node in self._results:
             self._returned[node] = value
         place.values.record(node, pair, value)
 
-    def _note_unseen(self, call: Node, place: _Place, in_delegate: bool) -> None:
-        """Count the values in subgraphs of a call that no observer receives."""
+    def _count_unseen(self, call: Node, place: _Place, in_delegate: bool) -> None:
+        """Count the values in branches and bodies of a call that no observer receives."""
         if isinstance(call.target, OpOverload):
-            return  # it has no subgraphs
+            return  # it has no branches or bodies
         for owner in place.values.operands[call]:
             if owner.op != "get_attr" or (not in_delegate and is_observable(owner)):
                 continue
@@ -199,9 +213,13 @@ class Reference:
                 calls = sum(n.op == "call_function" for n in module.graph.nodes)
                 self._missing[WHOLE if in_delegate else VECTORIZED] += calls
 
-    def _follow(self, call: Node, outputs: tuple[Any, ...], outer: _Place) -> Pair:
-        """Compare the operators of a delegate with the values from its runtime, and its
-        results.
+    def _compare_delegate(
+        self, call: Node, outputs: tuple[Any, ...], outer: _Place
+    ) -> Pair:
+        """Compare the operators in a delegate, and its outputs.
+
+        Eager and float64 run the delegate's original program. Their values are compared
+        with those that its runtime observed. Returns their outputs.
         """
         owner: Any = call.args[0]
         module: LoweredBackendModule = getattr(outer.values.module, owner.target)
@@ -214,27 +232,28 @@ class Reference:
         shown = dict(zip(delegate.returned, outputs, strict=True))
         first = len(self._rows)
         for node in place.values.operands:
-            self._note_unseen(node, place, in_delegate=True)
+            self._count_unseen(node, place, in_delegate=True)
             pair = place.values.compute(node)
             if node in shown:
-                pair = self._judge(node, shown[node], pair, place)
+                pair = self._compare(node, shown[node], pair, place)
             else:
                 found = self._find(node, pair, delegate)
                 if found is not None:
-                    pair = self._judge(node, found.value, pair, place, found.figures)
+                    pair = self._compare(node, found.value, pair, place, found.figures)
             place.values.record(node, pair)
         self._drop_fused(first, place, shown)
         eager = []
         exact = []
         for node, got in zip(delegate.returned, outputs, strict=True):
             pair = _pair_of(node, place.values)
-            # with the very object of the lowered program, the host's later values need
-            # not be computed twice
+            # for equal values, take the very object of the lowered program: then
+            # ``EagerValues.compute`` need not compute the host's later values again
             eager.append(got if is_same(pair.eager, got) else pair.eager)
             exact.append(pair.exact)
         return Pair(tuple(eager), tuple(exact))
 
     def _find(self, node: Node, pair: Pair, delegate: DelegateValues) -> Found | None:
+        """Return the observed value of a node; if there is none, count it as missing."""
         if not isinstance(pair.eager, torch.Tensor):
             return None
         found = delegate.find(node, pair)
@@ -245,11 +264,14 @@ class Reference:
     def _drop_fused(self, first: int, place: _Place, shown: Mapping[Any, Any]) -> None:
         """Drop values in a delegate that differ although all their uses agree.
 
-        Backends fuse and move operators: under this debug handle, the backend computed
-        another value. If a use could not be compared, the uses of its result decide.
+        Backends fuse and move operators: then the value that was observed for a node is
+        another one than the node computes. If a use of it was not compared, the uses of
+        that use decide, and so on. ``first``: the first of the delegate's rows.
+        ``shown``: its outputs, which are never dropped.
         """
         agreed: dict[str, bool] = {row.node: row.agrees() for row in self._rows[first:]}
         dropped = set()
+        # uses come before the values that they use
         for node in reversed(place.values.operands):
             uses = [agreed[u.name] for u in node.users if u.name in agreed]
             if not uses:
@@ -263,7 +285,7 @@ class Reference:
         kept = [row for row in self._rows[first:] if row.node not in dropped]
         self._rows[first:] = kept
 
-    def _judge(
+    def _compare(
         self,
         node: Node,
         got: Any,
@@ -271,14 +293,15 @@ class Reference:
         place: _Place,
         known: OutputStatistics | None = None,
     ) -> Pair:
-        """Compare each tensor of ``node``; return the values for eager PyTorch and
-        float64.
+        """Compare each tensor of ``node``, and add its row.
 
-        ``known`` is the comparison of a single tensor with float64, if it was made
-        before.
+        ``got``: the value of the lowered program. ``known``: the comparison with
+        float64, if it was made before. Returns the values with which eager PyTorch and
+        float64 continue: those of ``pair``, or the program's decisions.
         """
         if isinstance(pair.eager, torch.Tensor) and isinstance(got, torch.Tensor):
-            return self._judge_one(node, Measured(node.name, got, *pair), place, known)
+            measured = Measured(node.name, got, pair.eager, pair.exact)
+            return self._compare_tensor(node, measured, place, known)
         if not isinstance(pair.eager, (tuple, list, dict)):
             return pair
         eagers, spec = pytree.tree_flatten(pair.eager)
@@ -291,16 +314,21 @@ class Reference:
                 continue
             name = f"{node.name}[{k}]" if len(gots) > 1 else node.name
             measured = Measured(name, value, eagers[k], exacts[k])
-            judged = self._judge_one(node, measured, place, known)
-            eagers[k] = judged.eager
-            exacts[k] = judged.exact
+            continued = self._compare_tensor(node, measured, place, known)
+            eagers[k] = continued.eager
+            exacts[k] = continued.exact
         return Pair(
             pytree.tree_unflatten(eagers, spec), pytree.tree_unflatten(exacts, spec)
         )
 
-    def _judge_one(
+    def _compare_tensor(
         self, node: Node, value: Measured, place: _Place, known: OutputStatistics | None
     ) -> Pair:
+        """Compare one tensor: see ``_compare``.
+
+        Random numbers are those of the program. So are integers and bools that differ
+        for a reason that excuses it, such as a tie.
+        """
         name, got, eager, exact = value
         if is_random(node):
             figures = compare(name, got, got)._replace(remark=RANDOM)
@@ -339,7 +367,7 @@ class Reference:
 
 
 def _pair_of(value: Any, values: EagerValues) -> Pair:
-    """Return the values of a node, or a constant for both."""
+    """Return the values of a node; for a constant, the constant twice."""
     if isinstance(value, Node):
         return values.pair(value)
     return Pair(value, value)
@@ -352,7 +380,11 @@ def _text(target: Any) -> str:
 
 
 def _why_undecided(node: Node, got: Any, eager: Any, exact: Any, place: _Place) -> str:
-    """Return the reason why integers or bools may differ; "" if they may not."""
+    """Return the reason why differing integers or bools are no error, or "".
+
+    They may be positions of equal elements. Or eager itself may differ from float64 at
+    each of these elements, so that rounding decides.
+    """
     if got.shape != eager.shape:
         return ""
     maker = picked_from(node)

@@ -1,7 +1,7 @@
-"""Run eager PyTorch again with other rounding, to find ties.
+"""Run eager PyTorch again with other rounding, to excuse differences by ties.
 
-Ties are equal scores that change places, and decisions by rounding. Only the outputs
-are compared. docs/decisions/0021-eager-disagrees-with-itself.md lists errors that this
+A tie is a choice between equal scores, or one that rounding decides, such as the order
+of two nearly equal scores in a top-k. Only the outputs are compared. docs/decisions/0021-eager-disagrees-with-itself.md lists errors that this
 may hide.
 """
 
@@ -30,7 +30,7 @@ _COUNTED = 100_000_000
 Kind = Literal["order", "rounding"]
 _KINDS: tuple[Kind, ...] = ("order", "rounding")
 _RUNS = list(product(SHARES, _KINDS, (1, -1)))
-"""Share, kind and sign of each run."""
+"""Share, kind and sign of each run of ``OtherRounding``."""
 
 
 def verify_ties(
@@ -111,7 +111,7 @@ def settle(
 
 
 def _tensor_of(value: Any) -> torch.Tensor:
-    """Return an output as a tensor, which is empty if the output is no number."""
+    """Return an output as a tensor; an empty one if it is neither tensor nor number."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     if isinstance(value, (bool, int, float, complex)):
@@ -155,12 +155,15 @@ def _groups(shapes: Sequence[torch.Size]) -> list[_Group]:
 class _Items:
     """The items of a group of outputs, and eager's nearest item at each place.
 
-    ``gots`` are our outputs, ``eagers`` the outputs of eager's first run. ``differs``:
-    places where our item is not eager's. ``_varies``: such places where runs of eager
-    differ from each other. ``_nearest`` and ``_distance``: eager's nearest items so
-    far, and their distance to ours, in units of the tolerance. ``_ours`` and
-    ``_theirs``: the number of items equal to ours at a place, among our items and among
-    eager's. They are counted at places ``_counted``.
+    "Ours" is the lowered program's. An item is, for example, a detection: the box, the
+    score and the label at one place of a list. At each place:
+
+    - ``differs``: our item is not that of eager's first run.
+    - ``_varies``: so it is, and runs of eager differ from each other, too.
+    - ``_nearest`` and ``_distance``: the item of eager's runs that is nearest to ours,
+      and its distance in units of the tolerance.
+    - ``_ours`` and ``_theirs``: how many of our items, and at most of a run of eager,
+      are equal to our item here. Only places in ``_counted`` are counted.
     """
 
     def __init__(
@@ -210,10 +213,7 @@ class _Items:
         return counts
 
     def consider(self, run: Sequence[torch.Tensor]) -> None:
-        """Use the items of another run of eager that are nearer than the nearest so far.
-
-        They must differ from the items of the first run.
-        """
+        """Take the items of another run of eager that are nearer to ours than so far."""
         rows = self._rows(run)
         varies = self.differs & (self._between(rows, self._eager) > 1)
         distance = self._between(self._got, rows)

@@ -32,6 +32,7 @@ _PASSED_ON = {
     torch.ops.aten._to_copy.default,
     torch.ops.aten.to.dtype,
 }
+"""Calls that unpack or convert positions."""
 
 
 def picks(node: Node) -> bool:
@@ -78,7 +79,10 @@ def why_tied(node: Node, got: torch.Tensor, eager: torch.Tensor, source: Any) ->
 def _picked(
     node: Node, source: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the elements at these positions; None if a position is out of range."""
+    """Return the elements of ``source`` at the positions that ``node`` returned.
+
+    Returns None if a position is out of range.
+    """
     dim = bound_arguments(node).get("dim")
     if dim is None:
         source = source.reshape(-1)

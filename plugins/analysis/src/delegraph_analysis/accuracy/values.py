@@ -1,4 +1,4 @@
-"""Measure the distance of a value, and of eager, from float64."""
+"""Measure the error of a value, and that of eager PyTorch, against float64."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Accuracy(NamedTuple):
 def measure(value: Measured, known: OutputStatistics | None = None) -> Accuracy:
     """Return the accuracy of one value.
 
-    If the lowered program and eager are both not finite where float64 is, the reference
-    is eager. ``known`` is the comparison with float64, if it was made before.
+    If both the lowered program and eager have elements that are not finite where those
+    of float64 are, such as after an overflow, the reference is eager. ``known`` is the
+    comparison with float64, if it was made before.
     """
     name, got, eager, exact = value
     ours = known or compare(name, got, exact)

@@ -109,8 +109,8 @@ class AccuracyOfOperators:
         found = {}
         with progress("comparing every operator with eager"):
             for method in lowered.methods:
-                example = given.inputs[method], given.kwargs[method]
-                if example[0] is None and not args.input:
+                example = (given.inputs[method], given.kwargs[method])
+                if given.inputs[method] is None and not args.input:
                     raise InputError(
                         "input-invalid",
                         f"method {method} has no example inputs to run it with",

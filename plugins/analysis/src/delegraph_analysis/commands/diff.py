@@ -13,7 +13,7 @@ from delegraph.command import Outcome, expect_file
 from delegraph.errors import FormatError
 
 SCREENFUL = 20
-"""Lines of text, on a terminal of 24."""
+"""The most printed lines: they fit a terminal of 24 lines."""
 
 
 class Diff:
@@ -66,16 +66,17 @@ _BY_WEIGHT = (
     "bytes of",
     "in ",
 )
-"""Beginnings of changes, the most important first.
+"""Beginnings of ``Change.what``, the most important first.
 
-Changes in delegates come late, since they mirror changes of the host.
+Changes in delegates come late, since they follow from changes of the host.
 """
 
 
 class Change(NamedTuple):
-    """A change of a figure; ``name`` is for example an operator.
+    """A change of a figure, such as ``host operators`` or ``in tosa`` (``what``).
 
-    A value is None if its report lacks it.
+    ``name``: the operator, backend or reason that is counted; "" for a total. ``before``
+    and ``after`` are None if the report lacks the figure.
     """
 
     method: str
@@ -85,7 +86,10 @@ class Change(NamedTuple):
     after: Any
 
     def weight(self) -> tuple[int, float]:
-        """Return the importance of the change: the rank of its figure, then the amount."""
+        """Return a key by which more important changes compare as greater.
+
+        It has the rank of the figure, then the amount of the change.
+        """
         rank = 0
         while not self.what.startswith(_BY_WEIGHT[rank]):
             rank += 1
@@ -119,9 +123,10 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Cha
 
 
 def _facts(report: Mapping[str, Any], method: str) -> dict[tuple[str, str], Any]:
-    """Return the values of a method.
+    """Return (what, name) -> figure of a method: see ``Change``.
 
-    Delegates are compared by operators, not by number.
+    Figures are sums over all delegates of a backend, since delegates of two reports
+    have no common names.
     """
     facts: dict[tuple[str, str], Any] = {}
     delegates = [row for row in report["delegates"] if row["method"] == method]
@@ -131,10 +136,10 @@ def _facts(report: Mapping[str, Any], method: str) -> dict[tuple[str, str], Any]
             operators.update(row["operators"])
         facts["delegates of", backend] = len(rows)
         facts["bytes of", backend] = sum(row["bytes"] for row in rows)
-        facts.update({(f"in {backend}", op): n for op, n in operators.items()})
-    facts.update(
-        {("on the host", op): n for op, n in report["host"].get(method, {}).items()}
-    )
+        for operator, count in operators.items():
+            facts[f"in {backend}", operator] = count
+    for operator, count in report["host"].get(method, {}).items():
+        facts["on the host", operator] = count
     for cause in report["causes"]:
         if cause["method"] == method:
             key = (f"kept from {cause['backend']} because", cause["reason"])

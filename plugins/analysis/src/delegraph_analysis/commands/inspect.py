@@ -111,3 +111,4 @@ def _line_of(text: str) -> str:
 
 
 _VERDICTS = {True: "accepted by", False: "refused by", None: "not checked by"}
+"""``accepted`` of a verdict -> its text."""

@@ -30,9 +30,11 @@ from delegraph.io.atomic_write import write_whole
 
 if TYPE_CHECKING:
     from ..matrix.cells import Cell
-    from ..matrix.description import Matrix
+    from ..matrix.description import Matrix, Settings
+    from ..matrix.store import Store
 
 STORE = Path("matrix-store")
+"""The store without ``--store``, in the working directory."""
 SCHEMA = "delegraph.matrix/1"
 DIFF_SCHEMA = "delegraph.matrix-diff/1"
 
@@ -271,43 +273,44 @@ def _count(listed: Sequence[Any], noun: str) -> str:
 
 
 def _matrix(args: argparse.Namespace) -> Matrix:
-    """The matrix of a TOML file, with the settings of the command line in place of its
-    own; else that of arguments.
+    """Return the matrix that the command line describes: by a TOML file, or by flags.
+
+    Settings on the command line replace those of the file. Raises UsageError for a flag
+    that selects cells, which the file does.
     """
     from ..matrix import description
 
     given = _settings(args)
-    if len(args.what) == 1 and args.what[0].endswith(".toml"):
-        own = {
-            name: getattr(args, name)
-            for name in (
-                "backends",
-                "host_only",
-                "option",
-                "quantize",
-                "quantizer",
-                "calibration",
-            )
-        }
-        if flag := next((name for name, value in own.items() if value), None):
+    if len(args.what) > 1 or not args.what[0].endswith(".toml"):
+        return _from_arguments(args, _checked_settings(given))
+    for name in _CELL_FLAGS:
+        if getattr(args, name):
             raise UsageError(
                 "usage-invalid",
-                f"--{flag.replace('_', '-')} does not go with a MATRIX.toml;"
+                f"--{name.replace('_', '-')} does not go with a MATRIX.toml;"
                 " write the setting into that file",
             )
-        path = Path(args.what[0])
-        expect_file(path)
-        matrix = description.read_matrix(path)
-        described = {
-            **asdict(matrix.settings),
-            "files": list(matrix.settings.files),
-            **given,
-        }
-        return replace(matrix, settings=_checked_settings(described))
-    return _from_arguments(args, _checked_settings(given))
+    path = Path(args.what[0])
+    expect_file(path)
+    matrix = description.read_matrix(path)
+    settings = asdict(matrix.settings)
+    settings["files"] = list(matrix.settings.files)
+    return replace(matrix, settings=_checked_settings({**settings, **given}))
+
+
+_CELL_FLAGS = (
+    "backends",
+    "host_only",
+    "option",
+    "quantize",
+    "quantizer",
+    "calibration",
+)
+"""Flags that a MATRIX.toml replaces."""
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that the command line gives."""
     names = (
         "runs",
         "threads",
@@ -319,9 +322,11 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "min_delegated",
         "max_delegates",
     )
-    flags = ("require_agreement", "require_full")
     given = {name: getattr(args, name) for name in names}
-    given |= {name: True for name in flags if getattr(args, name)}
+    for flag in ("require_agreement", "require_full"):
+        # without the flag, the setting of the file remains
+        if getattr(args, flag):
+            given[flag] = True
     if args.no_verify:
         given["verify"] = False
     if args.no_files:
@@ -331,7 +336,8 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _checked_settings(given: Mapping[str, Any]) -> Any:
+def _checked_settings(given: Mapping[str, Any]) -> Settings:
+    """Return the settings. Raises UsageError for one that does not fit."""
     from ..matrix.description import Wrong, settings_of
 
     try:
@@ -340,7 +346,8 @@ def _checked_settings(given: Mapping[str, Any]) -> Any:
         raise UsageError("usage-invalid", str(e)) from None
 
 
-def _from_arguments(args: argparse.Namespace, settings: Any) -> Matrix:
+def _from_arguments(args: argparse.Namespace, settings: Settings) -> Matrix:
+    """Return the matrix of the MODELs and flags of the command line."""
     from delegraph import default_registry
 
     from ..matrix import description as d
@@ -381,7 +388,7 @@ def _from_arguments(args: argparse.Namespace, settings: Any) -> Matrix:
     return d.checked(matrix, lambda why: UsageError("usage-invalid", why))
 
 
-def _list(cells: Sequence[Cell], store: Any) -> Outcome:
+def _list(cells: Sequence[Cell], store: Store) -> Outcome:
     """List the cells, and mark those that have a row."""
     from ..matrix import schedule
 
@@ -411,8 +418,16 @@ _REFUSALS = 5
 
 
 def _outcome(
-    args: argparse.Namespace, rows: Sequence[Mapping[str, Any]], total: int, store: Any
+    args: argparse.Namespace,
+    rows: Sequence[Mapping[str, Any]],
+    total: int,
+    store: Store | None,
 ) -> Outcome:
+    """Write the reports and the index of the store, and return the printed tables.
+
+    ``total``: the number of cells. ``store``: None for rows from a file without one. The
+    exit code is 1 if a cell failed or has no row.
+    """
     from ..matrix import refusals, tables
     from ..matrix.rows import latest
 
@@ -430,7 +445,8 @@ def _outcome(
         "reports": [str(path) for path in written],
     }
     for path in args.report:
-        write_whole(path, _as_file(path, content, store, not args.no_times))
+        times = not args.no_times
+        write_whole(path, _as_file(path, content, store, times=times))
     if store is not None:
         # the index has all rows of the store
         all_rows = {"rows": latest(store.rows())}
@@ -449,21 +465,24 @@ def _outcome(
 
 
 _FORMS = (".md", ".csv", ".html", ".htm", ".json", ".junit.xml")
+"""Suffixes of ``--report``."""
 
 
 def _expect_reports(paths: Sequence[Path]) -> None:
+    """Raise UsageError for a report that cannot be written."""
     expect_places(paths, [])
-    if wrong := next(
-        (path for path in paths if not path.name.lower().endswith(_FORMS)), None
-    ):
-        raise UsageError(
-            "usage-invalid", f"--report writes {', '.join(_FORMS)}, not {wrong.name!r}"
-        )
+    for path in paths:
+        if not path.name.lower().endswith(_FORMS):
+            forms = ", ".join(_FORMS)
+            raise UsageError(
+                "usage-invalid", f"--report writes {forms}, not {path.name!r}"
+            )
 
 
 def _as_file(
-    path: Path, content: dict[str, Any], store: Any, times: bool = True
+    path: Path, content: dict[str, Any], store: Store | None, times: bool = True
 ) -> bytes:
+    """Return the content of a report in the form of its suffix."""
     from ..matrix import changes, page, tables
 
     name = path.name.lower()
@@ -476,16 +495,18 @@ def _as_file(
         return f"{as_json(Outcome(SCHEMA, content, ''))}\n".encode()
     if name.endswith(".md"):
         return tables.markdown(rows, times=times).encode()
+    # links lead from the page to files of the store
     place = store.folder if store is not None else path.parent
-    between = os.path.relpath(place.resolve(), path.resolve().parent)
-    return page.page(rows, "Matrix", "" if between == "." else f"{between}/").encode()
+    relative = os.path.relpath(place.resolve(), path.resolve().parent)
+    prefix = "" if relative == "." else f"{relative}/"
+    return page.page(rows, "Matrix", prefix).encode()
 
 
 # --- reading stores -------------------------------------------------------------------
 
 
 def _show(args: argparse.Namespace, stores: list[str]) -> Outcome:
-    """The tables of one store; links of pages are to its files."""
+    """Print and write the tables of one store, or of a file of rows."""
     from ..matrix.rows import latest
     from ..matrix.store import Store, read_rows
 
@@ -536,24 +557,17 @@ def _diff(args: argparse.Namespace, stores: list[str]) -> Outcome:
             f"--noise must be a fraction above 0, such as 0.05, not {args.noise}",
         )
     expect_places(args.report, [])
-    if wrong := next(
-        (
-            p
-            for p in args.report
-            if not p.name.lower().endswith((".junit.xml", ".json"))
-        ),
-        None,
-    ):
-        raise UsageError(
-            "usage-invalid",
-            f"--report of a diff writes .junit.xml or .json, not {wrong.name!r}",
-        )
-    kinds = (
-        changes.ALWAYS
-        if args.gate is None
-        else [kind for kind in args.gate if kind != "none"]
-    )
-    before, after = (latest(read_rows(Path(name))) for name in stores)
+    for path in args.report:
+        if not path.name.lower().endswith((".junit.xml", ".json")):
+            raise UsageError(
+                "usage-invalid",
+                f"--report of a diff writes .junit.xml or .json, not {path.name!r}",
+            )
+    kinds: Sequence[str] = changes.ALWAYS
+    if args.gate is not None:
+        kinds = [kind for kind in args.gate if kind != "none"]
+    before = latest(read_rows(Path(stores[0])))
+    after = latest(read_rows(Path(stores[1])))
     found = changes.changes(before, after, args.noise)
     failing = changes.gate(found, kinds)
     content = {
@@ -570,9 +584,10 @@ def _diff(args: argparse.Namespace, stores: list[str]) -> Outcome:
         int(bool(failing)),
     )
     for path in args.report:
-        is_junit = path.name.lower().endswith(".junit.xml")
-        whole = f"{as_json(outcome)}\n".encode()
-        write_whole(path, changes.junit(after, found, kinds) if is_junit else whole)
+        if path.name.lower().endswith(".junit.xml"):
+            write_whole(path, changes.junit(after, found, kinds))
+        else:
+            write_whole(path, f"{as_json(outcome)}\n".encode())
     return outcome
 
 
@@ -582,18 +597,24 @@ def _diff_text(
     found: Sequence[Any],
     failing: Sequence[Any],
 ) -> str:
+    """Return the printed changes, and the rows that were not compared."""
     from ..matrix import changes
 
     lines = [str(change) for change in found] or ["nothing became better or worse"]
-    lines += filter(None, [changes.overall(before, after)])
-    if count := changes.other_machines(before, after):
+    overall = changes.overall(before, after)
+    if overall:
+        lines.append(overall)
+    other = changes.other_machines(before, after)
+    if other:
         lines.append(
-            f"times of {count} cells are not compared: they are of another machine"
+            f"times of {other} cells are not compared: they are of another machine"
         )
-    if count := changes.busy(before, after):
+    busy = changes.busy(before, after)
+    if busy:
         lines.append(
-            f"latencies of {count} cells are not compared: their machine was too busy"
+            f"latencies of {busy} cells are not compared: their machine was too busy"
             " with other things"
         )
-    lines += [f"{len(failing)} of these fail the gates"] if failing else []
+    if failing:
+        lines.append(f"{len(failing)} of these fail the gates")
     return "\n".join(lines)

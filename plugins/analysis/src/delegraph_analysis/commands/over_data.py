@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..over_data.scores import VerificationOverData
 
 _QUANTIZING = "delegraph_quantize.command"
+"""The module of another distribution that quantizes."""
 
 
 def add_data_flags(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +92,7 @@ def run_over_data(args: argparse.Namespace) -> Outcome:
     model = None
     note = ""
     if args.resume:
-        OutputStore(args.resume)  # raises, if that is another file
+        OutputStore(args.resume)  # raises WriteError if it is a file of another kind
     if args.quantize:
         model = given.programs["forward"]
         quantize = provided(f"{_QUANTIZING}:quantize_given", "--quantize")

@@ -1,6 +1,4 @@
-"""Measure a call of a model or a file by line, module and delegate: ``delegraph
-profile``.
-"""
+"""Measure where the time of a call goes: ``delegraph profile``."""
 
 from __future__ import annotations
 
@@ -130,7 +128,10 @@ def _saved_program(text: str) -> FileFormat | None:
 
 def _written(args: argparse.Namespace) -> list[Path]:
     """Return the files that the command writes."""
-    return [*args.report, *([] if args.output is None else [args.output])]
+    files = list(args.report)
+    if args.output is not None:
+        files.append(args.output)
+    return files
 
 
 def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
@@ -180,6 +181,7 @@ def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
 
 
 def _methods(known: Sequence[str], chosen: str | None) -> Sequence[str]:
+    """Return the chosen method, or all. Raises InputError for an unknown one."""
     if chosen is None:
         return known
     if chosen not in known:

@@ -1,4 +1,8 @@
-"""Execute a file on this host, by its format or by its method: ``delegraph run``."""
+"""Execute a file on this host: ``delegraph run``.
+
+Some formats have a function ``run``, which executes a file as a whole. A file of another
+format is loaded as a program, and one of its methods is called.
+"""
 
 from __future__ import annotations
 
@@ -113,11 +117,10 @@ class Run:
             _save(args.output, [value for _, value in outputs])
         cells = []
         for row in rows:
-            numbers = [row[name] for name in ("min", "max", "mean", "nonfinite")]
-            cells.append(
-                [row["name"], row["dtype"], str(row["shape"])]
-                + [_format_number(number) for number in numbers]
-            )
+            cell = [row["name"], row["dtype"], str(row["shape"])]
+            for name in ("min", "max", "mean", "nonfinite"):
+                cell.append(_format_number(row[name]))
+            cells.append(cell)
         origin = "from files" if args.input else f"random, seed {args.seed}"
         head = ["OUTPUT", "DTYPE", "SHAPE", "MIN", "MAX", "MEAN", "NONFINITE"]
         content = {
@@ -139,9 +142,10 @@ class Run:
 def _bounds(
     file_format: FileFormat, args: argparse.Namespace, runs_itself: bool
 ) -> dict[str, int]:
-    """Return the given limits.
+    """Return the limits that the command line gives.
 
-    Raises UsageError for a limit that the runtime or the format does not support.
+    ``runs_itself``: the file's format runs it. Raises UsageError for a limit that the
+    runtime or the format does not support.
     """
     given = {name: getattr(args, name) for name in _BOUNDS}
     bounds = {name: value for name, value in given.items() if value is not None}
@@ -158,7 +162,7 @@ def _bounds(
 
 
 _BOUNDS = {"max_iterations": "count iterations", "max_memory": "limit memory"}
-"""A limit -> the ability that the runtime or the format of the file needs."""
+"""Limit -> the ability that it needs, for the error if a format lacks it."""
 
 
 def sample_inputs(
@@ -179,18 +183,18 @@ def _call_method(
     method: str | None,
     bounds: Mapping[str, int],
 ) -> list[tuple[str, Any]]:
-    """Run a file by its method, if its format cannot run it, or in another runtime."""
+    """Load the file as a program, call a method, and return the outputs by name."""
     from torch.utils import _pytree as pytree
 
-    loaded = file_format.load(runtime, None, True, **bounds)
+    loaded = file_format.load(runtime, timer=None, allow_native=True, **bounds)
     called = loaded if method is None else loaded.method(method)
     arguments = as_arguments(file_format, method, inputs)
     results = pytree.tree_leaves(called(*arguments))
-    return [
-        (f"output_{k}", _as_array(result))
-        for k, result in enumerate(results)
-        if result is not None
-    ]
+    outputs = []
+    for k, result in enumerate(results):
+        if result is not None:
+            outputs.append((f"output_{k}", _as_array(result)))
+    return outputs
 
 
 def as_arguments(
@@ -198,7 +202,10 @@ def as_arguments(
 ) -> list[Any]:
     """Convert arrays to the inputs of a method: tensors, numbers and texts."""
     plain = _plain_inputs(file_format, method, len(inputs))
-    return [_as_argument(array, k, k in plain) for k, array in enumerate(inputs)]
+    arguments = []
+    for k, array in enumerate(inputs):
+        arguments.append(_as_argument(array, k, is_plain=k in plain))
+    return arguments
 
 
 def _plain_inputs(file_format: FileFormat, method: str | None, count: int) -> set[int]:
@@ -217,10 +224,11 @@ def _plain_inputs(file_format: FileFormat, method: str | None, count: int) -> se
     return {k for k, value in enumerate(chosen.inputs) if value.shape is None}
 
 
-def _as_argument(array: Array, position: int, plain: bool) -> Any:
+def _as_argument(array: Array, position: int, is_plain: bool) -> Any:
+    """Return an array as a tensor, or as a number or text if it ``is_plain``."""
     import torch
 
-    if plain and array.size == 1:
+    if is_plain and array.size == 1:
         return array.item()
     try:
         return torch.from_numpy(array)

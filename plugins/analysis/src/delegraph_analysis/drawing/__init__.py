@@ -1,6 +1,6 @@
-"""Drawing graphs: boxes and wires, laid out in layers, as SVG for a page.
+"""Draw graphs of boxes and wires, laid out in layers, as SVG for a page.
 
-It imports neither torch nor a plugin.
+Imports neither torch nor a plugin.
 """
 
 from delegraph.io.escape_for_terminal import printable

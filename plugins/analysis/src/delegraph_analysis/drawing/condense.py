@@ -1,4 +1,8 @@
-"""Making large pictures smaller: stretches of the graph become one box each."""
+"""Make large pictures smaller by joining boxes.
+
+``condense`` joins each stretch of consecutive boxes. ``overview`` joins the boxes of the
+host between delegates.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,19 @@ from collections.abc import Callable, Sequence
 from .picture import Box, Kind, Picture, Wire, layers_of
 
 LARGEST = 1000
-"""Boxes that are drawn one by one."""
+"""The most boxes of a picture that is not condensed."""
 STRETCHES = 300
-"""Boxes of a picture that was condensed into stretches."""
+"""The wanted number of boxes of a condensed picture."""
 SMALL = 40
-"""Boxes of a picture that needs no overview."""
+"""The most boxes of a picture that needs no overview."""
 _ISLANDS = 60
-"""Boxes that an overview draws apart from each other only because no wire joins them.
-"""
+"""The most boxes of the host in an overview, unless they are joined by order."""
 _ENDS = 4
-"""Inputs that an overview draws one by one, and outputs."""
+"""The most inputs, and the most outputs, that an overview draws one by one."""
 _OWNERS = 4
-"""Owners that the box of several others names."""
+"""The most owners that a joined box names."""
 _CROSSED = 6
-"""Wires that cross a layer, for each box, which are still drawn."""
+"""The most wire sections for each box of a picture; see ``_fits``."""
 
 
 def condense(picture: Picture) -> tuple[Picture, str]:
@@ -39,38 +42,34 @@ def condense(picture: Picture) -> tuple[Picture, str]:
             continue
         small = _merge(picture, groups)
         if _fits(small, 2 * STRETCHES):
-            how = f"stretches of up to {size:,} operators are one box each"
-            return (
-                small,
-                (
-                    f"Condensed from {len(picture.boxes):,} boxes to"
-                    f" {len(small.boxes):,}: {how}."
-                ),
+            note = (
+                f"Condensed from {len(picture.boxes):,} boxes to"
+                f" {len(small.boxes):,}: stretches of up to {size:,} operators are one"
+                " box each."
             )
+            return small, note
 
 
 def overview(picture: Picture) -> Picture | None:
-    """Delegates one by one, and one box for all that the host computes between them;
-    None where that leaves as much.
+    """Return a picture of the delegates, with the host's boxes between them joined.
 
-    Boxes of the host are joined where as many delegates come before them, on the
-    longest path: no wire leads up then.
+    Boxes of the host are joined if equally many delegates come before them, on the
+    longest path (``_orders``), and wires connect them. If too many boxes remain, they
+    are joined without wires, too. Returns None if the result is not smaller.
     """
+    if len(picture.boxes) <= SMALL:
+        return None
     orders = _orders(picture)
     groups = _islands(picture, orders)
-    if len(set(groups)) > _ISLANDS + sum(
-        box.kind == "backend" for box in picture.boxes
-    ):
-        groups = [
-            i if picture.boxes[i].kind == "backend" else -order
-            for i, order in enumerate(orders)
-        ]
-    small = _merge(picture, groups, dict(zip(groups, orders, strict=True)).__getitem__)
-    return (
-        small
-        if len(picture.boxes) > SMALL and len(small.boxes) < len(picture.boxes)
-        else None
-    )
+    delegates = sum(box.kind == "backend" for box in picture.boxes)
+    if len(set(groups)) > _ISLANDS + delegates:
+        groups = []
+        for i, box in enumerate(picture.boxes):
+            # negative numbers differ from those of delegates
+            groups.append(i if box.kind == "backend" else -orders[i])
+    order_of_group = dict(zip(groups, orders, strict=True))
+    small = _merge(picture, groups, order_of_group.__getitem__)
+    return small if len(small.boxes) < len(picture.boxes) else None
 
 
 def _orders(picture: Picture) -> list[int]:
@@ -102,8 +101,10 @@ def _orders(picture: Picture) -> list[int]:
 def _islands(picture: Picture, orders: Sequence[int]) -> list[int]:
     """Return the group of each box.
 
-    Wires join boxes of the same order. Many inputs or outputs are one group.
+    A wire between boxes of the same order joins their groups. If there are many inputs,
+    or many outputs, they are one group.
     """
+    # union-find: each box refers to another of its group, the root of a group to itself
     groups = list(range(len(picture.boxes)))
 
     def root(i: int) -> int:
@@ -117,13 +118,18 @@ def _islands(picture: Picture, orders: Sequence[int]) -> list[int]:
                 groups[root(target)] = root(wire.source)
     for end in ("input", "output"):
         ends = [i for i, box in enumerate(picture.boxes) if box.owner == end]
-        for i in ends[1:] if len(ends) > _ENDS else ():
-            groups[i] = ends[0]
+        if len(ends) > _ENDS:
+            for i in ends[1:]:
+                groups[i] = ends[0]
     return [root(i) for i in range(len(groups))]
 
 
 def _fits(picture: Picture, largest: int) -> bool:
-    """Return whether a page has room for the boxes, wires, and crossed layers."""
+    """Return whether a picture is small enough for a page.
+
+    It has at most ``largest`` boxes, and not too many wire sections: one for each use of
+    a value, and one for each layer that a wire crosses.
+    """
     if len(picture.boxes) > largest:
         return False
     layers = layers_of(len(picture.boxes), picture.wires)
@@ -157,7 +163,10 @@ def _stretches(boxes: Sequence[Box], size: int) -> list[int]:
 def _merge(
     picture: Picture, groups: Sequence[int], order: Callable[[int], int] = lambda _: 0
 ) -> Picture:
-    """Return a picture with a box for each group, sorted by ``order``, then first box."""
+    """Return a picture with one box for each group.
+
+    The boxes are sorted by ``order``, a function of the group, then by their first box.
+    """
     members: dict[int, list[Box]] = {}
     for group, box in zip(groups, picture.boxes, strict=True):
         members.setdefault(group, []).append(box)

@@ -1,4 +1,4 @@
-"""Escapes text from models and plugins for pages, so that it is never markup."""
+"""Escape text from models and plugins for pages, so that it is never markup."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _TOOLTIP = 500
 
 
 def text(value: object, longest: int = LONGEST) -> str:
-    """``str(value)``, escaped for the content and the attributes of HTML and XML.
+    """Return ``str(value)``, escaped for the content and attributes of HTML and XML.
 
     Characters that do not print become escapes: control characters, those that change
-    the direction of writing, and halves of surrogate pairs, which no file can hold. The
+    the direction of writing, and halves of surrogate pairs, which files cannot have. The
     text is cut after ``longest`` characters.
     """
     whole = str(value)
@@ -26,7 +26,5 @@ def text(value: object, longest: int = LONGEST) -> str:
 
 
 def lines(values: Iterable[object]) -> str:
-    """A tooltip: each value as escaped text (see ``text``) on a line of its own, cut to
-    a tooltip's width.
-    """
+    """Return a tooltip: each value as escaped text on a line, cut if it is long."""
     return "\n".join(text(v, _TOOLTIP) for v in values)

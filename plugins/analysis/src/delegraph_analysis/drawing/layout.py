@@ -1,9 +1,9 @@
-"""Laying out boxes in rows from top to bottom, with every wire leading down, in n log n
-of boxes and crossed rows.
+"""Lay out boxes in rows from top to bottom, so that every wire leads down.
 
-The steps are those of Sugiyama, Tagawa and Toda (1981): layers, order within them,
-coordinates. A wire that crosses a row has a place of its own there, which all uses of
-one value share, so that no wire runs through a box.
+The steps are those of Sugiyama, Tagawa and Toda (1981): assign boxes to rows (layers),
+order each row, and compute coordinates. If a wire crosses a row, it has an item of its
+own there, a passage, so that it does not run through a box. All uses of one value share
+it. The time is n log n for n boxes and passages.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from .picture import Picture, Wire, layers_of
 
@@ -26,16 +27,21 @@ BELOW = 24
 MARGIN = 12
 """Free space between neighbours, between rows, and around the picture."""
 _PASSING = 6
-"""Room for a wire that passes a row."""
+"""The width of a passage."""
 _SWEEPS = 2
+"""How often ordering and aligning go through all rows, in both directions."""
 _STIFF = 1000.0
 _LOOSE = 1.0
-"""Weights of boxes and of passing wires below the boxes they use: wires give way."""
+_FREE = 0.1
+"""Weights of boxes, of passages, and of items without neighbours.
+
+If items of a row need more room, those of less weight move.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rectangle; x and y are of its upper left corner."""
+    """A rectangle; x and y belong to its upper left corner."""
 
     x: int
     y: int
@@ -45,10 +51,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A section of a wire: from (x1, y1) straight down by ``drop``, to the end of its
-    row; then to (x2, y2).
+    """A section of a wire, from one row to the next.
 
-    That is the top of the next row, where a box is if ``end``.
+    It leads from (x1, y1) straight down by ``drop``, to the lower end of the row, then
+    to (x2, y2), at the top of the next row. ``end``: a box is there.
     """
 
     x1: int
@@ -61,7 +67,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class Layout:
-    """A place for each box, legs for each wire, and the size of the whole."""
+    """A place for each box, legs for each wire (``routes``), and the size of all."""
 
     places: list[Place]
     routes: list[list[Leg]]
@@ -79,14 +85,18 @@ def lay_out(picture: Picture) -> Layout:
 
 @dataclass
 class _Grid:
-    """Items in rows: first the boxes by their number, then the passages of wires."""
+    """Items in rows. Items are numbers: first those of boxes, then those of passages."""
 
     boxes: int
     wires: Sequence[Wire]
     rows: list[list[int]] = field(init=False)
+    """The items of each row, from left to right."""
     above: list[list[int]] = field(init=False)
+    """The items in the row above to which wires connect each item."""
     below: list[list[int]] = field(init=False)
+    """The items in the row below to which wires connect each item."""
     trunks: list[dict[int, int]] = field(init=False)
+    """For each wire: row -> its item there, see ``_trunk``."""
 
     def __post_init__(self) -> None:
         self.layers = layers_of(self.boxes, self.wires)
@@ -98,14 +108,14 @@ class _Grid:
         self.trunks = [self._trunk(w) for w in self.wires]
 
     def _trunk(self, wire: Wire) -> dict[int, int]:
-        """Row -> the item at which the wire is there, from its source to the row before
-        its last use.
+        """Add the passages of a wire; return row -> its item there.
+
+        The first item is its source, and the last one is in the row before its last use.
         """
         start = self.layers[wire.source]
+        last = max((self.layers[target] for target in wire.targets), default=0)
         at = {start: wire.source}
-        for row in range(
-            start + 1, max((self.layers[t] for t in wire.targets), default=0)
-        ):
+        for row in range(start + 1, last):
             at[row] = len(self.above)
             self.above.append([])
             self.below.append([])
@@ -120,8 +130,9 @@ class _Grid:
         self.above[lower].append(upper)
 
     def order(self) -> None:
-        """Sort each row by the mean place of the neighbours above, then below, and so
-        on: fewer wires cross.
+        """Sort each row so that few wires cross: by the mean place of the neighbours.
+
+        These are the neighbours above, then below, and so on.
         """
         place = [0.0] * len(self.above)
         for row in self.rows:
@@ -135,24 +146,28 @@ class _Grid:
     def _sort(
         self, row: list[int], near: Sequence[Sequence[int]], place: list[float]
     ) -> None:
-        if len(row) == 1:  # as most rows of a network
+        """Sort a row by the mean place of the items in ``near``; update ``place``."""
+        if len(row) == 1:  # quick, since most rows of a network have one item
             place[row[0]] = 0.0
             return
-        wanted = {
-            i: sum(place[n] for n in near[i]) / len(near[i]) if near[i] else place[i]
-            for i in row
-        }
+        wanted = {}
+        for item in row:
+            neighbours = [place[other] for other in near[item]]
+            wanted[item] = place[item]
+            if neighbours:
+                wanted[item] = sum(neighbours) / len(neighbours)
         row.sort(key=wanted.__getitem__)
         for k, item in enumerate(row):
-            # from the middle, so that rows of different lengths compare
+            # counted from the middle, since rows have different lengths
             place[item] = k - (len(row) - 1) / 2
 
     def width(self, item: int) -> int:
         return WIDTH if item < self.boxes else _PASSING
 
     def positions(self) -> list[float]:
-        """The middle of each item: near its neighbours, and as far from the next in its
-        row as both need.
+        """Return the x coordinate of each item's middle.
+
+        It is near those of its neighbours, but items of a row do not overlap.
         """
         x = [0.0] * len(self.above)
         for _ in range(_SWEEPS):
@@ -167,20 +182,24 @@ class _Grid:
     def _align(
         self, row: list[int], near: Sequence[Sequence[int]], x: list[float]
     ) -> None:
+        """Move the items of a row near those in ``near``; update ``x``."""
         if len(row) == 1:
             x[row[0]] = self._wanted(row[0], near[row[0]], x)
             return
-        wanted = [self._wanted(i, near[i], x) for i in row]
-        weights = [
-            (_STIFF if i < self.boxes else _LOOSE) if near[i] else 0.1 for i in row
-        ]
-        for item, middle in zip(
-            row, _apart(wanted, weights, [self.width(i) for i in row]), strict=True
-        ):
+        wanted = []
+        weights = []
+        for item in row:
+            wanted.append(self._wanted(item, near[item], x))
+            if not near[item]:
+                weights.append(_FREE)
+            else:
+                weights.append(_STIFF if item < self.boxes else _LOOSE)
+        widths = [self.width(item) for item in row]
+        for item, middle in zip(row, _apart(wanted, weights, widths), strict=True):
             x[item] = middle
 
     def _wanted(self, item: int, near: Sequence[int], x: Sequence[float]) -> float:
-        """Return the middle of the boxes near an item, or of wires if there are none.
+        """Return the mean x of the boxes in ``near``; without boxes, of the passages.
 
         Boxes come first, so that the main line of a network is straight.
         """
@@ -193,31 +212,41 @@ class _Grid:
 def _apart(
     wanted: Sequence[float], weights: Sequence[float], widths: Sequence[int]
 ) -> Iterator[float]:
-    """Yield middles near ``wanted`` (weighted squares) that keep order and distance.
+    """Yield middles near ``wanted`` that keep the order of items, and do not overlap.
 
-    With each item's offset subtracted this is isotonic regression, by pooling: an item
-    beyond the place of the next one shares a mean with it.
+    They minimize the sum of the weighted squares of the distances to ``wanted``. This is
+    isotonic regression by pooling: items that would overlap become a pool, which moves
+    as a whole to the weighted mean of their wishes.
     """
+    # the distance of each item from the first one if all items touch
     offsets = [0.0]
     for one, other in pairwise(widths):
         offsets.append(offsets[-1] + (one + other) / 2 + BESIDE)
-    pools: list[tuple[float, float, int]] = []
+    pools: list[_Pool] = []
     for want, weight, offset in zip(wanted, weights, offsets, strict=True):
-        mean = want - offset
-        total = weight
-        count = 1
-        while pools and pools[-1][0] >= mean:
-            before, heavy, many = pools.pop()
-            mean = (before * heavy + mean * total) / (heavy + total)
-            total = heavy + total
-            count = many + count
-        pools.append((mean, total, count))
-    means = [mean for mean, _, count in pools for _ in range(count)]
+        pool = _Pool(want - offset, weight, 1)
+        while pools and pools[-1].mean >= pool.mean:
+            left = pools.pop()
+            total = left.weight + pool.weight
+            mean = (left.mean * left.weight + pool.mean * pool.weight) / total
+            pool = _Pool(mean, total, left.items + pool.items)
+        pools.append(pool)
+    means: list[float] = []
+    for pool in pools:
+        means += [pool.mean] * pool.items
     return (mean + offset for mean, offset in zip(means, offsets, strict=True))
 
 
+class _Pool(NamedTuple):
+    """Items that touch: the mean of ``wanted - offset``, their weight and number."""
+
+    mean: float
+    weight: float
+    items: int
+
+
 class _Routes:
-    """From positions to whole pixels, and from rows to legs."""
+    """Turns the positions of items into whole pixels, and wires into legs."""
 
     def __init__(
         self, heights: Sequence[int], grid: _Grid, middles: Sequence[float]
@@ -237,17 +266,18 @@ class _Routes:
             self.heights.append(height)
             self.tops.append(self.tops[-1] + height + BELOW)
 
-        arriving: list[tuple[int, int, float]] = []
-        leaving = []
+        arriving: list[_End] = []
+        leaving: list[_End] = []
         for number, wire in enumerate(self.wires):
-            leaving.append((wire.source, number, self._heading(number)))
+            leaving.append(_End(wire.source, number, self._heading(number)))
             for target in wire.targets:
                 passed = grid.trunks[number][grid.layers[target] - 1]
-                arriving.append((target, number, self.middle[passed]))
+                arriving.append(_End(target, number, self.middle[passed]))
         self.arrivals = _spread(arriving)
         self.departures = _spread(leaving)
 
     def _heading(self, wire: int) -> float:
+        """Return the mean x of the items to which a wire leads from its source."""
         items = self.grid.below[self.wires[wire].source]
         if not items:
             return 0.0
@@ -266,37 +296,42 @@ class _Routes:
         return Layout(places, routes, width, height)
 
     def _legs(self, wire: int) -> list[Leg]:
-        """Down the trunk, then from it to each box."""
+        """Return the legs of a wire: down its passages, then from them to each box."""
         source = self.wires[wire].source
-        trunk = self.grid.trunks[wire]
-        legs = [
-            self._leg(wire, row - 1, self.middle[i], False)
-            for row, i in trunk.items()
-            if i != source
-        ]
+        legs = []
+        for row, item in self.grid.trunks[wire].items():
+            if item != source:
+                legs.append(self._leg(wire, row - 1, self.middle[item], end=False))
         for target in self.wires[wire].targets:
             x = self.middle[target] + self.arrivals[target, wire]
-            legs.append(self._leg(wire, self.grid.layers[target] - 1, x, True))
+            row = self.grid.layers[target] - 1
+            legs.append(self._leg(wire, row, x, end=True))
         return legs
 
     def _leg(self, wire: int, row: int, x: int, end: bool) -> Leg:
-        """From where the wire is in ``row`` to ``x`` at the top of the next."""
+        """Return the leg from a wire's item in ``row`` to ``x`` at the next row's top."""
         item = self.grid.trunks[wire][row]
-        top = self.tops[row]
-        if item >= self.grid.boxes:
-            return Leg(
-                self.middle[item], top, self.heights[row], x, self.tops[row + 1], end
-            )
-        height = self.height[item]
-        start = self.middle[item] + self.departures[item, wire]
-        return Leg(
-            start, top + height, self.heights[row] - height, x, self.tops[row + 1], end
-        )
+        start = self.middle[item]
+        height = 0  # of a passage
+        if item < self.grid.boxes:
+            height = self.height[item]
+            start += self.departures[item, wire]
+        drop = self.heights[row] - height
+        return Leg(start, self.tops[row] + height, drop, x, self.tops[row + 1], end)
 
 
-def _spread(ends: list[tuple[int, int, float]]) -> dict[tuple[int, int], int]:
-    """(Box, wire) -> how far from the box's middle the wire meets it, for (box, wire,
-    where it comes from).
+class _End(NamedTuple):
+    """An end of a wire at a box, and the x from which the wire comes."""
+
+    box: int
+    wire: int
+    x: float
+
+
+def _spread(ends: list[_End]) -> dict[tuple[int, int], int]:
+    """Return (box, wire) -> how far right of the box's middle the wire meets the box.
+
+    Wires of one box are spread in the order of the x from which they come.
     """
     by_box: dict[int, list[tuple[float, int]]] = {}
     for box, wire, x in ends:

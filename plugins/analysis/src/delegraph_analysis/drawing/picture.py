@@ -17,13 +17,13 @@ class Box:
 
     The first line of ``lines`` is the title. ``more`` returns the lines after them, and
     ``tooltip`` may be a function, too: in large graphs, most boxes are joined, and only
-    drawn ones need their texts. ``border``: an input or output of the graph.
-    ``several``: the box has boxes of different owners, ``mixed``: with delegates among
-    them. ``tone`` is the number of the backend, for its color. ``marked``: its operator
-    was refused. ``link`` is the id of the page's element with details, by default the
-    first of ``about``: the ids of elements that describe the box and lead back to it.
-    ``owner`` (a noun) and ``count`` label joined boxes: ``3 host operators``. ``heat``,
-    from 1 to ``HEATS``, is the degree of the value's error; 0 if unknown.
+    drawn ones need their texts. ``kind``: ``border`` is an input or output of the graph,
+    ``several`` joins boxes of different owners, and ``mixed`` also delegates. ``tone``
+    is the number of the backend, for its color. ``marked``: its operator was refused.
+    ``about``: the ids of the page's elements that describe the box and link to it.
+    ``link``: the id to which the box links, by default the first of ``about``.
+    ``owner`` (a noun) and ``count`` label joined boxes: ``3 host operators``. ``heat``:
+    the degree of its error or time, from 1 to ``HEATS``; 0 if unknown.
     """
 
     lines: tuple[str, ...]
@@ -44,9 +44,8 @@ class Box:
 
     def tell(self) -> tuple[str, ...]:
         """Return the lines of its tooltip, by default the lines of the box."""
-        return (
-            tuple(self.tooltip()) if callable(self.tooltip) else self.tooltip
-        ) or self.shown()
+        tooltip = self.tooltip() if callable(self.tooltip) else self.tooltip
+        return tuple(tooltip) or self.shown()
 
 
 class Wire(NamedTuple):
@@ -75,21 +74,21 @@ class Picture:
 def layers_of(boxes: int, wires: Sequence[Wire]) -> list[int]:
     """Return the layer of each box: below all boxes that it uses.
 
-    A box that uses nothing is right above its first user.
+    A box that uses nothing, such as an input, is right above its first user.
     """
     layers = [0] * boxes
-    first = [boxes] * boxes
-    sources = {t for w in wires for t in w.targets}
-    by_source = sorted(wires, key=lambda w: w.source)
-    for wire in by_source:
+    has_operands = [False] * boxes
+    # each box comes after those that it uses, so their layers are known
+    for wire in sorted(wires, key=lambda wire: wire.source):
         for target in wire.targets:
             layers[target] = max(layers[target], layers[wire.source] + 1)
-    for wire in by_source:
-        first[wire.source] = min(
-            [first[wire.source], *(layers[t] for t in wire.targets)]
-        )
-    used = {w.source for w in wires if w.targets}
-    return [
-        first[i] - 1 if i in used and i not in sources else layer
-        for i, layer in enumerate(layers)
-    ]
+            has_operands[target] = True
+    first_users: dict[int, int] = {}
+    for wire in wires:
+        for target in wire.targets:
+            first = first_users.get(wire.source, layers[target])
+            first_users[wire.source] = min(first, layers[target])
+    for box, first in first_users.items():
+        if not has_operands[box]:
+            layers[box] = first - 1
+    return layers

@@ -12,10 +12,7 @@ from .escape import text
 from .viewer import SCRIPT
 
 TONES = 5
-"""Colours for backends.
-
-More backends than that share colours; every box has its backend's name as well.
-"""
+"""The number of colours for backends. Further backends reuse them."""
 
 # The colours of backends and host are as far apart as a search could put them: by the
 # least distance in CIELAB of any two, for readers with and without each of the three
@@ -108,21 +105,23 @@ svg a:focus-visible rect, svg :target > rect { stroke: var(--link); stroke-width
 def head(
     title: str, script: str = SCRIPT, style: str = "", *, images: bool = False
 ) -> str:
-    """Everything before a page's body.
+    """Return everything before a page's body.
 
-    Its policy lets the browser load this style sheet, this script, nothing else.
-
-    ``script``: in place of the one that moves and scales pictures; "" for none.
-    ``style``: added to the style sheet. ``images``: the page contains images.
+    Its policy lets the browser use only this style sheet and this script. ``script``
+    replaces the one that moves and scales pictures; "" for none. ``style``: added to the
+    style sheet. ``images``: whether the page contains images.
     """
     style = STYLE + style
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; base-uri 'none';"
         " form-action 'none'"
     )
-    policy += "; img-src data:" if images else ""
-    policy += f"; script-src '{_digest(script)}'" if script else ""
-    element = f"<script>{script}</script>" if script else ""
+    if images:
+        policy += "; img-src data:"
+    element = ""
+    if script:
+        policy += f"; script-src '{_digest(script)}'"
+        element = f"<script>{script}</script>"
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/>
 <meta http-equiv="Content-Security-Policy" content="{policy}"/>
@@ -135,6 +134,6 @@ def head(
 
 
 def _digest(source: str) -> str:
-    return (
-        "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    )
+    """Return the hash of a script or style sheet, as policies name it."""
+    digest = hashlib.sha256(source.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"

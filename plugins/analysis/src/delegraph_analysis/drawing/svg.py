@@ -12,15 +12,13 @@ from .picture import Box, Picture, Wire
 from .style import TONES
 
 _CHARACTERS = 31
-"""Columns of a line in a box; the whole line is in the tooltip."""
+"""The most columns of a line in a box; the tooltip has the whole line."""
 
 
 def figure(picture: Picture, title: str, id: str = "") -> str:
-    """Return the drawing in a frame. A large picture is condensed, with a note.
-
-    ``id`` is that of ``frame``.
-    """
-    return frame(*condense(picture), title, id)
+    """Return the drawing of any picture, which is condensed if it is large: see ``frame``."""
+    small, note = condense(picture)
+    return frame(small, note, title, id)
 
 
 def frame(picture: Picture, note: str, title: str, id: str = "") -> str:
@@ -32,42 +30,35 @@ def frame(picture: Picture, note: str, title: str, id: str = "") -> str:
     around = (
         f'<div class="picture" tabindex="0" role="region" aria-label="{text(title)}">'
     )
-    return f"{before}{around}\n{svg(picture, f'{len(picture.boxes)} boxes, {len(picture.wires)} values', id)}</div>\n"
+    label = f"{len(picture.boxes)} boxes, {len(picture.wires)} values"
+    return f"{before}{around}\n{svg(picture, label, id)}</div>\n"
 
 
 def svg(picture: Picture, label: str, id: str = "") -> str:
-    """Return the drawing; ``label`` describes it to screen readers."""
+    """Return the drawing. ``label`` describes it for screen readers; ``id``: see ``frame``."""
     layout = lay_out(picture)
     size = (
         f'width="{layout.width}" height="{layout.height}" viewBox="0 0 {layout.width}'
         f' {layout.height}"'
     )
-    wires = [
-        _wire(wire, legs)
-        for wire, legs in zip(picture.wires, layout.routes, strict=True)
-        if legs
-    ]
-    ids = [
-        box_id(id, k) if id and box.about else "" for k, box in enumerate(picture.boxes)
-    ]
-    boxes = map(_box, picture.boxes, layout.places, ids)
-    return "".join(
-        [
-            f'<svg {size} role="group" aria-label="{text(label)}">\n',
-            *wires,
-            *boxes,
-            "</svg>\n",
-        ]
-    )
+    drawn = [f'<svg {size} role="group" aria-label="{text(label)}">\n']
+    for wire, legs in zip(picture.wires, layout.routes, strict=True):
+        if legs:
+            drawn.append(_wire(wire, legs))
+    for k, (box, place) in enumerate(zip(picture.boxes, layout.places, strict=True)):
+        # the page links only to boxes that an element is about
+        own_id = box_id(id, k) if id and box.about else ""
+        drawn.append(_box(box, place, own_id))
+    return "".join([*drawn, "</svg>\n"])
 
 
 def box_id(id: str, box: int) -> str:
-    """Return the id of a box about ``box`` in the picture ``id``."""
+    """Return the id of the box with the number ``box`` in the picture ``id``."""
     return f"{id}b{box}"
 
 
 def share(parts: Sequence[tuple[str, int, str]]) -> str:
-    """Return a bar of parts side by side. A part has classes, a size and a text."""
+    """Return a bar of parts side by side, each given by its classes, size and text."""
     total = sum(size for _, size, _ in parts) or 1
     left = 0.0
     drawn = []
@@ -96,7 +87,7 @@ def swatch(classes: str) -> str:
 
 
 def _wire(wire: Wire, legs: list[Leg]) -> str:
-    """Return the line, and a broad invisible one that is easier to point at."""
+    """Return the line of a wire, and a broad invisible one that is easier to point at."""
     path = "".join(map(_path, legs))
     return (
         f'<g><title>{text(wire.tell())}</title><path class="wire" d="{path}"/><path'
@@ -105,7 +96,7 @@ def _wire(wire: Wire, legs: list[Leg]) -> str:
 
 
 def _path(leg: Leg) -> str:
-    """Return a path straight down through the row, then in a curve to the next row."""
+    """Return the path of a leg: straight down, then in a curve to the next row."""
     bend = BELOW // 2
     below = leg.y1 + leg.drop
     down = f"V{below}" if leg.drop else ""
@@ -117,11 +108,12 @@ def _path(leg: Leg) -> str:
 
 
 def _box(box: Box, place: Place, id: str) -> str:
+    """Return the rectangle and text of a box, as a link if it has a target."""
     area = (
         f'<rect x="{place.x}" y="{place.y}" width="{place.width}"'
         f' height="{place.height}" rx="4"/>'
     )
-    free = _CHARACTERS - 2 * box.marked
+    free = _CHARACTERS - 2 if box.marked else _CHARACTERS  # room for the mark
     shown = "".join(
         _line(k, _short(line, free), place) for k, line in enumerate(box.shown())
     )
@@ -134,7 +126,10 @@ def _box(box: Box, place: Place, id: str) -> str:
     tooltip = f"<title>{lines(box.tell())}</title>"
     tone = f"t{box.tone % TONES}"
     look = {"backend": tone, "mixed": f"several {tone}"}.get(box.kind, box.kind)
-    look += " marked" * box.marked + (f" e{box.heat}" if box.heat else "")
+    if box.marked:
+        look += " marked"
+    if box.heat:
+        look += f" e{box.heat}"
     named = f' id="{id}"' if id else ""
     drawn = f'<g{named} class="{look}">{tooltip}{area}{shown}{mark}</g>'
     link = box.link or (box.about[0] if box.about else "")
@@ -151,22 +146,20 @@ def _line(k: int, line: str, place: Place) -> str:
 
 
 def _short(line: str, room: int) -> str:
-    """Return the part of a line that fits, with wide characters counted as two.
+    """Return the part of a line that fits into ``room`` columns.
 
-    Escapes of characters that do not print count in full.
+    Wide characters take two columns. Characters that do not print take six, since they
+    are shown as escapes.
     """
     if len(line) <= room and line.isascii() and line.isprintable():
         return line
     kept = ""
     for character in line:
-        columns = (
-            2
-            if east_asian_width(character) in "WF"
-            else 1
-            if character.isprintable()
-            else 6
-        )
-        if (room := room - columns) < 0:
+        if east_asian_width(character) in "WF":
+            room -= 2
+        else:
+            room -= 1 if character.isprintable() else 6
+        if room < 0:
             return kept[:-1] + "…"
         kept += character
     return kept

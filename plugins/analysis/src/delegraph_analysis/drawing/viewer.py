@@ -1,12 +1,12 @@
-"""The script of a page: it moves and scales its pictures.
+"""Hold the script of a page, which moves and scales its pictures.
 
-Without it they scroll, and links lead to their boxes.
+Without the script, pictures scroll, and links lead to boxes.
 """
 
 from __future__ import annotations
 
-# Nothing of a model is in it, and it makes no markup of what it reads. "<" and "&" do
-# not occur, so that a page is XML.
+# The script contains no text of a model, and inserts no markup into the page. It has no
+# "<" and "&", so that the page is also valid XML.
 SCRIPT = """
 "use strict";
 const SMALLEST = 0.002, LARGEST = 4, READABLE = 0.7, STEP = 1.25;

@@ -1,5 +1,7 @@
-"""Pictures of a lowered program: the host's graph with its delegates, the inside of
-each, branches and loops.
+"""Make the pictures of a lowered program.
+
+These are the host's graph with its delegates, the graphs of branches and loop bodies,
+and the inside of each delegate.
 """
 
 from __future__ import annotations
@@ -7,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delegraph.delegates import DelegateInfo, LoweredBackendModule
 from delegraph.report import (
@@ -41,14 +42,15 @@ if TYPE_CHECKING:
     from delegraph.report import Report
 
 _LISTED = 6
-"""Kinds of operators that the box of a delegate lists."""
+"""The most kinds of operators that the box of a delegate lists."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture of a method, of a subgraph of its control flow, or of a delegate.
+    """A picture of a method, of a branch or loop body, or of the inside of a delegate.
 
-    ``note`` names the parts that were left out to make it small enough.
+    ``id``: the id of its element on the page. ``note`` names the parts that were left
+    out to make it small enough.
     """
 
     title: str
@@ -58,17 +60,18 @@ class Drawn:
 
     @staticmethod
     def of(title: str, picture: Picture, id: str) -> Drawn:
-        """The picture, condensed if it is large."""
+        """Return the picture, condensed if it is large."""
         small, note = condense(picture)
         return Drawn(title, small, id, note)
 
 
 @dataclass(frozen=True)
 class MethodPictures:
-    """The method's own graph and its subgraphs, and the inside of each delegate by its
-    name.
+    """The pictures of a method.
 
-    ``overview`` is the graph with little but its delegates, if that is smaller.
+    ``graphs``: the method's own graph, then those of branches and loop bodies.
+    ``delegates``: name of a delegate -> its inside. ``overview`` joins the host's boxes
+    between delegates; None if that would not be smaller.
     """
 
     graphs: list[Drawn]
@@ -78,10 +81,10 @@ class MethodPictures:
 
 @dataclass(frozen=True)
 class Links:
-    """Rows of the page that pictures lead to: those of causes, and those of values that
-    were compared with eager.
+    """Rows of the page's tables to which boxes of pictures link.
 
-    Each is by its id; of a cause that, of a value where it is computed and its name.
+    ``causes``: id of a row -> its cause of refusals. ``values``: (place, node) of a value
+    that was compared with eager -> id of its row.
     """
 
     causes: Mapping[str, Cause] = field(default_factory=dict)
@@ -89,7 +92,7 @@ class Links:
 
 
 def boxes_about(pictures: Iterable[Drawn]) -> dict[str, list[str]]:
-    """Id of a row -> the ids of the boxes that it is about."""
+    """Return id of a row -> ids of the boxes that link to it."""
     found: dict[str, list[str]] = {}
     for drawn in pictures:
         for k, box in enumerate(drawn.picture.boxes):
@@ -99,11 +102,9 @@ def boxes_about(pictures: Iterable[Drawn]) -> dict[str, list[str]]:
 
 
 def tones(report: Report) -> dict[str, int]:
-    """Backend -> number of its colour, for the backends that have delegates."""
-    return {
-        name: k
-        for k, name in enumerate(dict.fromkeys(row.backend for row in report.delegates))
-    }
+    """Return backend -> number of its colour, for the backends that have delegates."""
+    backends = dict.fromkeys(row.backend for row in report.delegates)
+    return {name: number for number, name in enumerate(backends)}
 
 
 def method_pictures(
@@ -114,11 +115,10 @@ def method_pictures(
     links: Links | None = None,
     profile: ProgramProfile | None = None,
 ) -> MethodPictures | None:
-    """The pictures of one method, with ids that begin with ``prefix``; None if there is
-    no program to draw.
+    """Return the pictures of one method; None if the report has no program of it.
 
-    ``profile`` colours the operators by their times; without it ``found`` does by their
-    errors.
+    Ids begin with ``prefix``. Operators are coloured by their times in ``profile``, or
+    without it by their errors in ``found``.
     """
     if method not in report.origin.programs:
         return None
@@ -139,21 +139,24 @@ class _MethodDrawing:
         self.prefix = prefix
         self.tones = tones(report)
         self.labels = Labels(report.origin.notation(method))
-        rows = {(row.method, row.name): row for row in report.delegates}
-        mine = [
-            d
-            for d in self.origin.delegates
-            if d.method == method and (method, d.name) in rows
-        ]
-        self.delegates = [(rows[method, d.name], d) for d in mine]
-        self.numbers = {id(d.module): k for k, (_, d) in enumerate(self.delegates)}
+        rows = {row.name: row for row in report.delegates if row.method == method}
+        self.delegates: list[_Delegate] = []
+        for info in self.origin.delegates:
+            if info.method == method and info.name in rows:
+                self.delegates.append(_Delegate(rows[info.name], info))
+        self.numbers = {
+            id(delegate.info.module): k for k, delegate in enumerate(self.delegates)
+        }
+        """``id`` of a delegate's module -> its position in ``delegates``."""
         self.graphs: list[Drawn] = []
         self.causes: dict[int, list[str]] = {}
+        """Debug handle -> ids of the rows of its causes."""
         for row_id, cause in links.causes.items():
             for handle in dict.fromkeys(cause.handles):
                 self.causes.setdefault(handle, []).append(row_id)
 
     def pictures(self) -> MethodPictures:
+        """Draw the method's graph, the graphs in it, and the inside of delegates."""
         program = self.origin.programs[self.method]
         hidden = constant_placeholders(program)
         names = _output_names(program.graph_signature.output_specs)
@@ -164,33 +167,31 @@ class _MethodDrawing:
             names,
             dict(placeholders(program)),
         )
-        rough = overview(whole)
-        first = (
-            Drawn.of(f"overview of method {self.method}", rough, f"{self.prefix}o")
-            if rough
-            else None
-        )
-        inside = {
-            row.name: self._inside(row, info, self.id(k))
-            for k, (row, info) in enumerate(self.delegates)
-        }
-        return MethodPictures(self.graphs, inside, first)
-
-    def _inside(self, row: DelegateRow, info: DelegateInfo, id: str) -> Drawn:
-        picture = _inside(row, info.nodes, self)
-        return Drawn.of(f"inside of {row.name}", picture, id)
+        drawn_overview = None
+        joined = overview(whole)
+        if joined is not None:
+            title = f"overview of method {self.method}"
+            drawn_overview = Drawn.of(title, joined, f"{self.prefix}o")
+        insides = {}
+        for k, (row, info) in enumerate(self.delegates):
+            picture = _inside(row, info.nodes, self)
+            insides[row.name] = Drawn.of(f"inside of {row.name}", picture, self.id(k))
+        return MethodPictures(self.graphs, insides, drawn_overview)
 
     def about(self, node: Node, where: str) -> tuple[str, ...]:
-        """The rows of the page that tell about an operator of the host, or a cast at
-        the border of a delegate.
+        """Return the ids of the page's rows about a node.
+
+        ``where``: the place that runs it, see ``Part``. The rows are those of the causes
+        of its refusals, and of its value.
         """
-        causes = self.causes.get(node.meta.get("debug_handle", 0), ())
-        causes = (
-            causes
-            if causes and is_operator(node) and "boundary" not in node.meta
-            else ()
-        )
-        return (*causes, *filter(None, [self.links.values.get((where, node.name))]))
+        rows: list[str] = []
+        # a cast at the border of a delegate was not refused
+        if is_operator(node) and "boundary" not in node.meta:
+            rows += self.causes.get(node.meta.get("debug_handle", 0), ())
+        value = self.links.values.get((where, node.name))
+        if value:
+            rows.append(value)
+        return tuple(rows)
 
     def id(self, delegate: int) -> str:
         """Return the id of a delegate's element on the page."""
@@ -205,36 +206,51 @@ class _MethodDrawing:
         specs: Mapping[Node, Any] | None = None,
         path: str = "",
     ) -> Picture:
-        """Draw a graph, then the graphs of its control flow; return the first picture.
+        """Draw a graph, and the graphs of branches and loop bodies in it.
 
-        ``path`` leads to a subgraph.
+        ``hidden``: placeholders that are not drawn. ``names``: the names of outputs.
+        ``specs`` and ``path``: see ``_Host``. Returns the picture of the graph itself;
+        all of them are added to ``graphs``.
         """
         place = len(self.graphs)
         name = f"{self.prefix}g{place}"
-        # its subgraphs come later in the list
+        # keep its place: drawing appends the graphs in it
         self.graphs.append(Drawn(title, Picture((), ()), name))
         picture = _Host(self, root, set(hidden), specs, path).picture(names)
         self.graphs[place] = Drawn.of(title, picture, name)
         return picture
 
 
+class _Delegate(NamedTuple):
+    """A delegate: its row in the report, and its nodes."""
+
+    row: DelegateRow
+    info: DelegateInfo
+
+
 class _Graph:
-    """Boxes and wires of one graph while it is read."""
+    """Boxes and wires of one graph while it is read. Boxes are numbered from 0."""
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
         self.boxes: list[Box] = []
         self.box_of: dict[Node, int] = {}
+        """Node -> the box that makes its value."""
         self.uses: dict[Node, dict[int, None]] = {}
+        """Node -> the boxes that use its value."""
 
-    def add(self, box: Box, *makes: Node) -> int:
+    def add(self, box: Box, node: Node | None = None) -> int:
+        """Add the box of a node, or of an output; return its number."""
+        number = len(self.boxes)
         self.boxes.append(box)
-        self.box_of.update(dict.fromkeys(makes, len(self.boxes) - 1))
-        return len(self.boxes) - 1
+        if node is not None:
+            self.box_of[node] = number
+        return number
 
     def unpack(self, node: Node) -> bool:
-        """Whether ``node`` takes one of several results; then it is no box, but a value
-        of the box that made them.
+        """Return whether ``node`` unpacks one of several results, as ``getitem`` does.
+
+        Such a node has no box: its value is one of the box that made the results.
         """
         maker = unpacked(node)
         if maker not in self.box_of:
@@ -243,6 +259,7 @@ class _Graph:
         return True
 
     def connect(self, values: Iterable[Node], user: int) -> None:
+        """Add wires from ``values`` to the box that uses them."""
         for value in values:
             if value in self.box_of and self.box_of[value] != user:
                 self.uses.setdefault(value, {})[user] = None
@@ -266,7 +283,7 @@ class _Graph:
         yield from heat.shown(where, node.name)
 
     def border(self, kind: str, title: str, node: Node) -> Box:
-        """The box of an input or output of the graph."""
+        """Return the box of an input or output of the graph."""
         shown = self.labels.value(node, named=False)
         return Box(
             (title, shown),
@@ -279,7 +296,8 @@ class _Graph:
 class _Host(_Graph):
     """A graph that the host runs.
 
-    ``specs``: signature of the method's own graph; None for a subgraph.
+    ``specs``: the input specs of the method's own graph; None for a branch or loop body.
+    ``path``: the attributes that lead to a branch or loop body; "" for the method.
     """
 
     def __init__(
@@ -300,6 +318,7 @@ class _Host(_Graph):
         self.is_subgraph = specs is None
         self.rows: dict[Node, DelegateRow] = {}
         self.firsts: dict[Any, Node] = {}
+        """Decomposed operator -> the first of its calls; see ``_owner``."""
         self.host = set(host_calls(root.graph.nodes))
 
     def picture(self, names: Sequence[str]) -> Picture:
@@ -315,17 +334,21 @@ class _Host(_Graph):
         return self.to_picture()
 
     def label(self, value: Node) -> str:
-        """With the name that a delegate's output has in the report."""
-        call, index = (*value.args, None, None)[:2]
+        """Return the label of a value.
+
+        The output of a delegate also has the name that it has in the report.
+        """
+        label = self.labels.value(value)
+        if len(value.args) < 2:
+            return label
+        call, index = value.args[:2]
         row = self.rows.get(call) if isinstance(call, Node) else None
-        of = (
-            f", output {row.outputs[index].name} of {row.name}"
-            if row and isinstance(index, int)
-            else ""
-        )
-        return self.labels.value(value) + of
+        if row is None or not isinstance(index, int):
+            return label
+        return f"{label}, output {row.outputs[index].name} of {row.name}"
 
     def _call(self, node: Node) -> None:
+        """Add the box of a call, and the wires to it."""
         if self.unpack(node):
             return
         if node.target is CALL_DELEGATE:
@@ -349,7 +372,7 @@ class _Host(_Graph):
         number = method.numbers.get(id(module))
         if number is None:
             return Box((node.name, "delegate"), (node.name,), owner="delegate")
-        row = method.delegates[number][0]
+        row = method.delegates[number].row
         self.rows[node] = row
         name = row.name.removeprefix(f"{self.path}.")
         link = method.id(number)
@@ -362,6 +385,7 @@ class _Host(_Graph):
         )
 
     def _operator(self, node: Node) -> Box:
+        """Return the box of an operator, and draw its branches or loop bodies."""
         method = self.method
         first_body = ""
         for owner in node.all_input_nodes:
@@ -385,16 +409,17 @@ class _Host(_Graph):
         )
 
     def _owner(self, node: Node) -> str:
-        """Return the kind under which a call counts.
+        """Return the noun under which a call counts in joined boxes.
 
-        With it, pictures and tables count the same number of operators on the host.
+        Of an operator that the host decomposes into several calls, only the first is a
+        "host operator". So pictures and tables count the same number of them.
         """
         if not is_operator(node):
             return "size computation"
         whole = node.meta.get(LEFT)
         if whole is None or self.firsts.setdefault(whole, node) is node:
             return "host operator"
-        return "further call"  # of an operator that the host decomposes
+        return "further call"
 
     def _is_refused(self, node: Node) -> bool:
         if self.is_subgraph:
@@ -402,8 +427,10 @@ class _Host(_Graph):
         return is_operator(node) and bool(self.method.origin.backends)
 
     def _refusals(self, node: Node) -> list[tuple[str, str]]:
-        """Who refused an operator of the host, and why: every backend; of a subgraph's
-        none may have been asked.
+        """Return the backends that refused an operator of the host, with reasons.
+
+        In a branch or loop body, a backend may not have checked the operator at all:
+        then it is left out.
         """
         if not is_operator(node):
             return []
@@ -411,11 +438,9 @@ class _Host(_Graph):
         refusals = refused_by(
             node, origin.reasons.get(self.method.method, {}), origin.backends
         )
-        return (
-            [r for r in refusals if r[1] != NOT_TAGGED]
-            if self.is_subgraph
-            else refusals
-        )
+        if self.is_subgraph:
+            return [refusal for refusal in refusals if refusal[1] != NOT_TAGGED]
+        return refusals
 
     def _tooltip(self, node: Node) -> Iterator[str]:
         yield from self.labels.call(node, self.hidden)
@@ -426,9 +451,9 @@ class _Host(_Graph):
         yield from self.method.heat.lines(self.where, node.name)
 
     def _outputs(self, node: Node, names: Sequence[str]) -> None:
-        values = (
-            node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
-        )
+        values = node.args[0]
+        if not isinstance(values, (list, tuple)):
+            values = [values]
         for k, value in enumerate(values):
             if isinstance(value, Node):
                 name = names[k] if k < len(names) else f"output_{k}"
@@ -438,48 +463,61 @@ class _Host(_Graph):
 def _inside(
     row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing
 ) -> Picture:
-    """The operators of a delegate between its inputs and its outputs."""
-    nodes = [n for op in operators for n in (op, *(u for u in op.users if unpacked(u)))]
+    """Draw the operators of a delegate between its inputs and its outputs."""
+    nodes: list[Node] = []
+    for operator in operators:
+        nodes.append(operator)
+        nodes += [user for user in operator.users if unpacked(user)]
     labels = method.labels
     heat = method.heat
     graph = _Graph(labels)
-    mine = set(nodes)
-    names = {a.name for a in row.inputs}
-    around = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in mine)
-    for node in (n for n in around if n.name in names):
-        graph.add(graph.border("input", f"input {node.name}", node), node)
-    hidden = {n for n in around if n.name not in names}
+    inside = set(nodes)
+    input_names = {argument.name for argument in row.inputs}
+    constants: set[Node] = set()
+    for node in nodes:
+        for operand in node.all_input_nodes:
+            if operand in inside or operand in graph.box_of:
+                continue
+            if operand.name in input_names:
+                box = graph.border("input", f"input {operand.name}", operand)
+                graph.add(box, operand)
+            else:
+                constants.add(operand)
 
     def tooltip(node: Node) -> tuple[str, ...]:
-        return (*labels.call(node, hidden), *heat.lines(row.name, node.name))
+        return (*labels.call(node, constants), *heat.lines(row.name, node.name))
 
     for node in nodes:
-        if not graph.unpack(node):
-            box = Box(
-                (stem(operator_name(node)),),
-                partial(tooltip, node),
-                "backend",
-                method.tones[row.backend],
-                heat=heat.heat(row.name, node.name),
-                about=tuple(
-                    filter(None, [method.links.values.get((row.name, node.name))])
-                ),
-                more=partial(graph.more, node, row.name, heat),
-            )
-            graph.connect(node.all_input_nodes, graph.add(box, node))
-    leaving = {a.name for a in row.outputs}
-    for node in (n for n in nodes if n.name in leaving):
-        graph.connect(
-            [node], graph.add(graph.border("output", f"output {node.name}", node))
+        if graph.unpack(node):
+            continue
+        value_row = method.links.values.get((row.name, node.name))
+        box = Box(
+            (stem(operator_name(node)),),
+            partial(tooltip, node),
+            "backend",
+            method.tones[row.backend],
+            heat=heat.heat(row.name, node.name),
+            about=(value_row,) if value_row else (),
+            more=partial(graph.more, node, row.name, heat),
         )
+        graph.connect(node.all_input_nodes, graph.add(box, node))
+    output_names = {argument.name for argument in row.outputs}
+    for node in nodes:
+        if node.name in output_names:
+            box = graph.border("output", f"output {node.name}", node)
+            graph.connect([node], graph.add(box))
     return graph.to_picture()
 
 
 def _delegate_box(row: DelegateRow, name: str, tone: int, link: str) -> Box:
-    """``name``: the part of the delegate's that the title of the picture does not say."""
+    """Return the box of a delegate.
+
+    ``name``: the delegate's name without the path in the title of the picture.
+    """
     kinds = most_frequent(row.operators)
     listed = [f"{n} x {stem(op)}" for op, n in kinds[:_LISTED]]
-    listed += [f"and {len(kinds) - _LISTED} more kinds"] if len(kinds) > _LISTED else []
+    if len(kinds) > _LISTED:
+        listed.append(f"and {len(kinds) - _LISTED} more kinds")
     size = f"{pluralize(row.operator_count, 'operator')}, {format_size(row.bytes)}"
     tooltip = (f"{row.name}: {row.backend} ({row.producer})", size, *row.details())
     shown = (name, row.backend, size, *listed)
@@ -491,17 +529,21 @@ def _delegate_box(row: DelegateRow, name: str, tone: int, link: str) -> Box:
 def _output_names(specs: Iterable[Any]) -> list[str]:
     """Return ``output_0`` and so on, in the numbering of ``verify``.
 
-    Outputs that are stored, not returned, have the name of their place.
+    New values of buffers and inputs are not returned, and so have no number.
     """
-    numbers = count()
-    return [
-        f"new value of {s.target}" if s.target else f"output_{next(numbers)}"
-        for s in specs
-    ]
+    names = []
+    returned = 0
+    for spec in specs:
+        if spec.target:
+            names.append(f"new value of {spec.target}")
+        else:
+            names.append(f"output_{returned}")
+            returned += 1
+    return names
 
 
 def _fetch(root: GraphModule, node: Any) -> LoweredBackendModule | GraphModule | None:
-    """The module that a ``get_attr`` node names."""
+    """Return the delegate or graph that a ``get_attr`` node names; None for others."""
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
     held: Any = root

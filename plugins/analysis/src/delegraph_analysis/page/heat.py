@@ -10,7 +10,7 @@ from ..drawing import HEATS
 from ..profiling import Part, ProgramProfile
 
 _SHARES = (0.01, 0.05, 0.2)
-"""Shares of a call from which an operator has the second, third and last color."""
+"""Least shares of a call's time for the second, third and last color."""
 SHARES = ("less than 1 % of the call", "1 % or more", "5 % or more", "20 % or more")
 """The meaning of the colors of times."""
 _LISTED = 4
@@ -18,15 +18,18 @@ _LISTED = 4
 
 
 def degree(row: OperatorStatistics) -> int:
-    """Return the degree of a value's error, from 1 if it agrees to ``HEATS``."""
-    differs, odd, ratio = severity(row)
-    if differs:
-        return HEATS if odd or ratio > 10 else HEATS - 1
-    return 1 if ratio <= 0.1 else 2
+    """Return the degree of a value's error: 1 or 2 if it agrees, else up to ``HEATS``."""
+    error = severity(row)
+    if error.differs:
+        return HEATS if error.mismatched or error.ratio > 10 else HEATS - 1
+    return 1 if error.ratio <= 0.1 else 2
 
 
 class Heat(Protocol):
-    """Figures of operators by ``where`` they run and the names of their nodes."""
+    """Figures of operators, by the place that runs them and the names of their nodes.
+
+    ``where``: see ``Part.where``. ``node`` is "" for a whole delegate.
+    """
 
     def heat(self, where: str, node: str = "") -> int:
         """Return the color of an operator or delegate: 0 if unknown, else 1 to
@@ -41,7 +44,7 @@ class Heat(Protocol):
 
 
 class Errors:
-    """The errors of values. A delegate has the worst of its values' errors."""
+    """Errors of values. A delegate has the worst error of its values."""
 
     def __init__(self, found: OperatorVerification | None) -> None:
         self._rows: dict[tuple[str, str], OperatorStatistics] = {}
@@ -55,7 +58,8 @@ class Errors:
 
     def shown(self, where: str, node: str) -> Iterator[str]:
         row = self._rows.get((where, node))
-        if row is not None and node:  # the colour of a whole delegate is enough
+        # the box of a delegate has only the colour of its error
+        if row is not None and node:
             yield f"error {row.figures.relative_error:.2g}"
 
     def lines(self, where: str, node: str) -> Iterator[str]:
@@ -84,17 +88,17 @@ class Times:
 
     def heat(self, where: str, node: str = "") -> int:
         parts = self._parts.get((where, node))
-        return 1 + sum(self._share(parts) >= least for least in _SHARES) if parts else 0
+        if not parts:
+            return 0
+        return 1 + sum(self._share(parts) >= least for least in _SHARES)
 
     def shown(self, where: str, node: str) -> Iterator[str]:
         parts = self._parts.get((where, node))
         if parts:
             together = max(len(part.nodes) for part in parts) if node else 1
             shared = f", {together} operators together" if together > 1 else ""
-            yield (
-                f"{1000 * sum(p.seconds for p in parts):.3g} ms,"
-                f" {self._share(parts):.1%}{shared}"
-            )
+            seconds = sum(part.seconds for part in parts)
+            yield f"{1000 * seconds:.3g} ms, {self._share(parts):.1%}{shared}"
 
     def lines(self, where: str, node: str) -> Iterator[str]:
         parts = self._parts.get((where, node), [])
@@ -102,11 +106,11 @@ class Times:
             others = len(part.nodes) - 1
             shared = f" for this and {others} more" if others > 0 else ""
             yield f"{part.what}: {1000 * part.seconds:.3g} ms{shared}"
-        if rest := parts[_LISTED:]:  # iterations of a loop
-            yield (
-                f"{len(rest)} times more:"
-                f" {1000 * sum(part.seconds for part in rest):.3g} ms"
-            )
+        rest = parts[_LISTED:]  # an operator in a loop body has many parts
+        if rest:
+            seconds = sum(part.seconds for part in rest)
+            yield f"{len(rest)} times more: {1000 * seconds:.3g} ms"
 
     def _share(self, parts: list[Part]) -> float:
+        """Return the share of the call's time."""
         return sum(part.seconds for part in parts) / self._total

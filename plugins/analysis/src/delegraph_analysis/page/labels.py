@@ -28,50 +28,44 @@ class Labels:
         self._types: dict[Node, str] = {}
 
     def type(self, value: Any) -> str:
-        """The type of a value as ``node.meta["val"]`` records it: ``float32[batch,
-        3]``, ``int``; "" for None.
+        """Return the type of a value of ``node.meta["val"]``, such as ``float32[batch, 3]``
+        or ``int``; "" for None.
 
         The types of a list of values are separated by commas.
         """
         if isinstance(value, torch.Tensor):
-            return f"{_name_of_dtype(value.dtype)}[{', '.join(map(self.notation.size, value.shape))}]"
+            sizes = ", ".join(map(self.notation.size, value.shape))
+            return f"{_name_of_dtype(value.dtype)}[{sizes}]"
         if isinstance(value, (list, tuple)):
             return ", ".join(map(self.type, value))
         return _NUMBERS.get(type(value), type(value).__name__)
 
     def value(self, node: Node, named: bool = True) -> str:
-        """The value of ``node`` as text: ``name: float32[2, 3]``, or the type alone if
-        ``named`` is false.
+        """Return the value of ``node`` as text: ``name: float32[2, 3]``.
 
-        A value without a recorded type is written as its name.
+        Without a recorded type, it is the name alone. ``named=False``: the type alone.
         """
-        # cached, because a picture shows it in a box, at an edge and in a tooltip
+        # cached, because a picture shows it in a box, at a wire and in a tooltip
         if node not in self._types:
             self._types[node] = self.type(node.meta.get("val"))
         type_text = self._types[node]
-        return (
-            f"{node.name}: {type_text}"
-            if named and type_text
-            else node.name
-            if named
-            else type_text
-        )
+        if not named:
+            return type_text
+        return f"{node.name}: {type_text}" if type_text else node.name
 
     def call(self, node: Node, hidden: Iterable[Node] = ()) -> Iterator[str]:
-        """The lines of a call's tooltip: operator with operands, result, constant
-        operands, and the user's line.
+        """Yield the lines of a call's tooltip.
 
-        ``hidden``: the constants that the picture does not draw; those among the
-        operands get a line of their own.
+        These are the operator with its operands, the result, the constant operands, and
+        the user's line. ``hidden``: the constants, which pictures do not draw.
         """
         constants = set(hidden)
-        yield (
-            f"{operator_name(node)}({', '.join(n.name for n in node.all_input_nodes)})"
-        )
+        operands = ", ".join(operand.name for operand in node.all_input_nodes)
+        yield f"{operator_name(node)}({operands})"
         yield self.value(node)
-        yield from (
-            f"constant {self.value(n)}" for n in node.all_input_nodes if n in constants
-        )
+        for operand in node.all_input_nodes:
+            if operand in constants:
+                yield f"constant {self.value(operand)}"
         source = source_of(node)
         if source is not None:
             yield f"at {source}"
@@ -79,17 +73,15 @@ class Labels:
 
 @lru_cache
 def _name_of_dtype(dtype: torch.dtype) -> str:
-    """The name of a dtype without ``torch.``: ``float32``."""
+    """Return the name of a dtype without ``torch.``, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def stem(operator: str) -> str:
-    """A short name of an operator: ``add`` for ``aten.add.Tensor``.
+    """Return a short name of an operator of torch: ``add`` for ``aten.add.Tensor``.
 
-    Names of other libraries are not shortened.
+    Other names are not shortened.
     """
-    return (
-        operator.split(".")[1]
-        if operator.startswith(_OF_TORCH) and operator.count(".") == 2
-        else operator
-    )
+    if operator.startswith(_OF_TORCH) and operator.count(".") == 2:
+        return operator.split(".")[1]
+    return operator

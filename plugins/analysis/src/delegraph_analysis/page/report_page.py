@@ -132,9 +132,7 @@ class _Page:
         yield f'<p class="faint">{SCHEMA}</p>\n</body></html>\n'
 
     def _shares(self) -> Iterator[str]:
-        """Return a bar with the share of operators of each backend, in the page's
-        colors.
-        """
+        """Yield a bar with each backend's share of operators, and a legend of colours."""
         parts = []
         for backend, tone in self.tones.items():
             count = sum(
@@ -142,38 +140,31 @@ class _Page:
                 for row in self.report.delegates
                 if row.backend == backend
             )
-            parts.append(
-                (
-                    f"t{tone % TONES}",
-                    count,
-                    f"{backend}: {pluralize(count, 'operator')}",
-                )
-            )
+            label = f"{backend}: {pluralize(count, 'operator')}"
+            parts.append((f"t{tone % TONES}", count, label))
         left = self.report.host_operators
-        parts += (
-            [("host", left, f"host: {pluralize(left, 'operator')}")] if left else []
-        )
+        if left:
+            parts.append(("host", left, f"host: {pluralize(left, 'operator')}"))
         yield share(parts)
-        looks = [(classes, what) for classes, _, what in parts]
-        looks += [("host marked", "refused by a backend")] if self.report.causes else []
-        looks += [("border", "input, output")]
+
+        # classes of a box -> their meaning
+        legend = [(classes, label) for classes, _, label in parts]
+        if self.report.causes:
+            legend.append(("host marked", "refused by a backend"))
+        legend.append(("border", "input, output"))
         if self.profiles:
-            looks += [(f"host e{k}", share) for k, share in enumerate(SHARES, start=1)]
-        if any(
-            operators_of(v)
-            for m, v in self.verifications.items()
-            if m not in self.profiles
-        ):
-            looks += [
-                (f"host e{k}", degree) for k, degree in enumerate(_DEGREES, start=1)
-            ]
+            legend += _heat_legend(SHARES)
+        for method, verification in self.verifications.items():
+            if method not in self.profiles and operators_of(verification):
+                legend += _heat_legend(_DEGREES)
+                break
         items = "".join(
-            f"<li>{swatch(classes)}{text(what)}</li>" for classes, what in looks
+            f"<li>{swatch(classes)}{text(label)}</li>" for classes, label in legend
         )
         yield f'<ul class="legend" aria-label="Colours of the pictures">{items}</ul>\n'
 
     def _contents(self) -> Iterator[str]:
-        """Return the methods with their totals, and a link to each."""
+        """Yield a table of the methods with their totals, and a link to each."""
         facts = MethodRow.FACTS
         rows = [
             [link(self.ids[m], m), *(fact_cell(f, row) for f in facts)]
@@ -189,7 +180,7 @@ class _Page:
         yield f'<nav aria-label="Methods">\n{listed}</nav>\n'
 
     def affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
-        """Return the pictures that are drawn: the first ones, while there is room."""
+        """Return the first pictures for which the page has room; see ``BOXES``."""
         chosen: dict[str, Drawn] = {}
         for name, drawn in insides.items():
             self.room -= len(drawn.picture.boxes)
@@ -199,6 +190,7 @@ class _Page:
         return chosen
 
     def _notes(self) -> Iterator[str]:
+        """Yield the notes of the report."""
         if self.report.notes:
             items = "".join(f"<li>{text(note)}</li>\n" for note in self.report.notes)
             yield f"<h2>Notes</h2>\n<ul>\n{items}</ul>\n"
@@ -230,10 +222,9 @@ class _MethodSection:
         prefix = page.ids[method]
         causes = [cause for cause in page.report.causes if cause.method == method]
         self.causes = {f"{prefix}c{k}": cause for k, cause in enumerate(causes)}
-        self.values = {
-            f"{prefix}a{k}": o
-            for k, o in enumerate(_listed(found) if found is not None else ())
-        }
+        listed = _listed(found) if found is not None else []
+        self.values = {f"{prefix}a{k}": o for k, o in enumerate(listed)}
+        # if a value has several rows, its box links to the first
         by_place = {(o.where, o.node): row for row, o in reversed(self.values.items())}
         self.pictures = method_pictures(
             page.report,
@@ -250,16 +241,12 @@ class _MethodSection:
         """Return the boxes of each row; for a delegate, those of the overview."""
         if self.pictures is None:
             return {}
-        drawn = boxes_about([*self.pictures.graphs, *self.insides.values()])
-        over = boxes_about([self.pictures.overview] if self.pictures.overview else [])
-        return {
-            **drawn,
-            **{
-                row: boxes
-                for row, boxes in over.items()
-                if row not in self.causes | self.values
-            },
-        }
+        found = boxes_about([*self.pictures.graphs, *self.insides.values()])
+        if self.pictures.overview is not None:
+            for row, boxes in boxes_about([self.pictures.overview]).items():
+                if row not in self.causes and row not in self.values:
+                    found[row] = boxes
+        return found
 
     def parts(self) -> Iterator[str]:
         yield from (f"<p>{text(line)}</p>\n" for line in self.row.details())
@@ -289,11 +276,9 @@ class _MethodSection:
             yield f"<h3>Delegates</h3>\n{self._delegates()}"
         if self.insides:
             yield "<h3>Inside the delegates</h3>\n"
-            yield from (
-                _inside(row, self.insides[row.name])
-                for row in self.rows
-                if row.name in self.insides
-            )
+            for row in self.rows:
+                if row.name in self.insides:
+                    yield _inside(row, self.insides[row.name])
         if self.insides and len(self.insides) < len(self.rows):
             missing = len(self.rows) - len(self.insides)
             yield (
@@ -309,68 +294,59 @@ class _MethodSection:
         yield "<h3>Where the time of a call goes</h3>\n"
         yield from (f"<p>{text(line)}.</p>\n" for line in profile.facts())
         for title, listed in profile.tables():
-            rows = [
-                [f"{1000 * s:.3f}", f"{s / profile.total:.1%}", text(name)]
-                for name, s in listed[:_SLOWEST]
-            ]
+            shown = listed[:_SLOWEST]
             rest = listed[_SLOWEST:]
             if rest:
-                seconds = sum(s for _, s in rest)
-                rows.append(
-                    [
-                        f"{1000 * seconds:.3f}",
-                        f"{seconds / profile.total:.1%}",
-                        f"{len(rest):,} more",
-                    ]
-                )
+                shown.append((f"{len(rest):,} more", sum(s for _, s in rest)))
+            rows = [
+                [f"{1000 * s:.3f}", f"{s / profile.total:.1%}", text(name)]
+                for name, s in shown
+            ]
             yield table(
                 ("ms", "share", title), rows, "number", "number", "text", around="short"
             )
 
     def _figures(self) -> Iterator[str]:
         """Yield the backends' estimates for each line, the most expensive first."""
-        if self.figures:
-            names = list(
-                dict.fromkeys(name for row in self.figures for name in row.figures)
+        if not self.figures:
+            return
+        names: dict[str, None] = {}
+        for row in self.figures:
+            names.update(dict.fromkeys(row.figures))
+        rows = []
+        for row in self.figures:
+            cells = []
+            for name in names:
+                cells.append(f"{row.figures[name]:,}" if name in row.figures else "")
+            rows.append(
+                [*cells, "<br/>".join(map(_where, row.sources)) or _where(None)]
             )
-            rows = [
-                [
-                    *(
-                        f"{row.figures[name]:,}" if name in row.figures else ""
-                        for name in names
-                    ),
-                    "<br/>".join(map(_where, row.sources)) or _where(None),
-                ]
-                for row in self.figures
-            ]
-            heads = (*names, "line")
-            kinds = [*["number"] * len(names), "text"]
-            yield (
-                "<h3>By line of the"
-                f" program</h3>\n{table(heads, rows, *kinds, around='short')}"
-            )
+        heads = (*names, "line")
+        kinds = [*["number"] * len(names), "text"]
+        listed = table(heads, rows, *kinds, around="short")
+        yield f"<h3>By line of the program</h3>\n{listed}"
 
     def _given_back(self) -> Iterator[str]:
         """Yield the partitions that a compiler refused; other tables show their
         operators.
         """
-        if self.given_back:
-            rows = [
-                [
-                    text(row.partition),
-                    cell(list_counts(row.operators), row.in_short()),
-                    f"<b>{text(row.backend)}</b>: {text(row.reason)}",
-                    _where(row.source),
-                ]
-                for row in self.given_back
+        if not self.given_back:
+            return
+        rows = [
+            [
+                text(row.partition),
+                cell(list_counts(row.operators), row.in_short()),
+                f"<b>{text(row.backend)}</b>: {text(row.reason)}",
+                _where(row.source),
             ]
-            heads = ("partition", "operators", "why", "at")
-            yield (
-                "<h3>Refused when they were"
-                f" compiled</h3>\n{table(heads, rows, 'name', 'op', 'text', 'text')}"
-            )
+            for row in self.given_back
+        ]
+        heads = ("partition", "operators", "why", "at")
+        listed = table(heads, rows, "name", "op", "text", "text")
+        yield f"<h3>Refused when they were compiled</h3>\n{listed}"
 
     def _left(self) -> Iterator[str]:
+        """Yield the causes for which operators are left to the host, and all these."""
         if not self.counts:
             return
         rows = [self._cause(row, cause) for row, cause in self.causes.items()]
@@ -396,10 +372,10 @@ class _MethodSection:
         boxes.
         """
         listed = list_counts(cause.operators)
+        why = f"<b>{text(cause.backend)}</b>: {text(cause.reason)}"
         remarks = "".join(f"<li>{text(remark)}</li>" for remark in cause.remarks)
-        why = f"<b>{text(cause.backend)}</b>: {text(cause.reason)}" + (
-            f"<ul>{remarks}</ul>" if remarks else ""
-        )
+        if remarks:
+            why += f"<ul>{remarks}</ul>"
         which = cell(listed, pluralize(len(listed), "kind"))
         return [
             f"{cause.count:,}",
@@ -416,12 +392,11 @@ class _MethodSection:
                 " program.</p>\n"
             )
             return
-        for drawn in (*filter(None, [self.pictures.overview]), *self.pictures.graphs):
-            title = (
-                drawn.title.capitalize()
-                if drawn is self.pictures.overview
-                else f"Graph of {drawn.title}"
-            )
+        titled = [(f"Graph of {drawn.title}", drawn) for drawn in self.pictures.graphs]
+        if self.pictures.overview is not None:
+            drawn = self.pictures.overview
+            titled.insert(0, (drawn.title.capitalize(), drawn))
+        for title, drawn in titled:
             yield f'<h3 id="{drawn.id}">{text(title)}</h3>\n{_figure(drawn)}'
         yield f'<p class="faint">{_HINT}</p>\n'
 
@@ -478,7 +453,7 @@ class _MethodSection:
         if figures.mismatched:
             error += f"<br/>{figures.mismatched:,} not finite"
         boxes = self.boxes.get(row, ())
-        if not boxes and self.pictures:
+        if not boxes and self.pictures:  # its inside is not drawn: link to the delegate
             delegate = self.pictures.delegates.get(operator.where)
             boxes = self.boxes.get(delegate.id if delegate else "", ())[:1]
         return [
@@ -526,16 +501,20 @@ class _MethodSection:
 
 
 def _listed(found: OperatorVerification) -> list[OperatorStatistics]:
-    """Return the first operator that differs, the worst others, and excused
-    differences.
+    """Return the operators to list: the first that differs, the worst others, and those
+    with an excused difference.
     """
     differing = found.differing()
-    shown = [
-        *differing[:1],
-        *sorted(differing[1:], key=severity, reverse=True)[:_WORST],
-    ]
-    shown = shown or [o for o in (found.worst,) if o is not None]
+    worst_first = sorted(differing[1:], key=severity, reverse=True)
+    shown = [*differing[:1], *worst_first[:_WORST]]
+    if not shown and found.worst is not None:
+        shown = [found.worst]
     return [*shown, *(o for o in found.remarked[:_WORST] if o not in shown)]
+
+
+def _heat_legend(meanings: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the classes and the meaning of each color of heat."""
+    return [(f"host e{k}", meaning) for k, meaning in enumerate(meanings, start=1)]
 
 
 def _figure(drawn: Drawn) -> str:

@@ -12,9 +12,9 @@ from ..drawing import text
 FEW = 4
 """Entries of a cell that are visible without unfolding it."""
 _LONG = 30
-"""Rows above which a table scrolls in its own frame, to keep the next part in sight."""
+"""A table with more rows scrolls in its own frame, so that the page stays short."""
 _LINKED = 200
-"""Most folded links of one cell; a cause may have thousands of boxes."""
+"""The most folded links of one cell; a cause may have thousands of boxes."""
 
 
 def table(
@@ -24,33 +24,33 @@ def table(
     ids: Sequence[str] = (),
     around: str = "wide",
 ) -> str:
-    """A table of cells that are HTML already.
+    """Return a table. The heads are text, and the cells are HTML.
 
-    ``kinds``: the class of each column. ``ids``: of rows that have one. ``around``: the
-    classes of the frame: one that is ``wide`` scrolls to the sides, a ``short`` one and
-    one of many rows also up and down, below the heads.
+    ``kinds``: the class of each column, or "". ``ids``: the id of each row, or "".
+    ``around``: the classes of its frame. A ``wide`` frame scrolls to the sides. A
+    ``short`` frame, and that of many rows, also scrolls up and down below the heads.
     """
     listed = list(rows)
     classes = [f' class="{kind}"' if kind else "" for kind in kinds]
-    row_ids = [
-        f' id="{ids[k]}"' if k < len(ids) and ids[k] else "" for k in range(len(listed))
-    ]
-    top = "".join(
-        f'<th scope="col"{c}>{text(h)}</th>'
-        for c, h in zip(classes, heads, strict=True)
+    top = ""
+    for column, title in zip(classes, heads, strict=True):
+        top += f'<th scope="col"{column}>{text(title)}</th>'
+    body = []
+    for k, row in enumerate(listed):
+        row_id = f' id="{ids[k]}"' if k < len(ids) and ids[k] else ""
+        cells = ""
+        for column, content in zip(classes, row, strict=True):
+            cells += f"<td{column}>{content}</td>"
+        body.append(f"<tr{row_id}>{cells}</tr>\n")
+    if around == "wide" and len(listed) > _LONG:
+        around = "long"
+    region = ""
+    if around != "wide":  # it can be scrolled by keyboard
+        region = f' tabindex="0" role="region" aria-label="{text(", ".join(heads))}"'
+    return (
+        f'<div class="{around}"{region}><table>\n<thead><tr>{top}</tr></thead>\n'
+        f"<tbody>\n{''.join(body)}</tbody></table></div>\n"
     )
-    body = (
-        f"<tr{row_ids[k]}>{''.join(f'<td{c}>{cell}</td>' for c, cell in zip(classes, row, strict=True))}</tr>\n"
-        for k, row in enumerate(listed)
-    )
-    around = "long" if around == "wide" and len(listed) > _LONG else around
-    region = (
-        ""
-        if around == "wide"
-        else f' tabindex="0" role="region" aria-label="{text(", ".join(heads))}"'
-    )
-    frame = f'<div class="{around}"{region}>'
-    return f"{frame}<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{''.join(body)}</tbody></table></div>\n"
 
 
 def code(value: str) -> str:
@@ -71,9 +71,7 @@ def cell(entries: Sequence[str], summary: str) -> str:
 
 
 def fact_cell(fact: Fact, row: Any) -> str:
-    """One fact of a row: its entries, or its short form; "" if there is nothing to
-    tell.
-    """
+    """Return the cell of a fact of a row: its entries, or its short form, or ""."""
     value = fact.of(row)
     if fact.entries is None:
         return text(fact.short(value)) if fact.short else ""
@@ -82,22 +80,19 @@ def fact_cell(fact: Fact, row: Any) -> str:
 
 
 def fact_class(fact: Fact, row: Any) -> str:
-    """Return the class of the column of a fact that ``row`` has, too.
-
-    Numbers are aligned to the right. Each of several entries has a line.
-    """
+    """Return the class of a fact's column. ``row`` is any row with this fact."""
     if fact.entries:
         return "text" if fact.short else "brief"
     return "number" if isinstance(fact.of(row), int) else "text"
 
 
 def lines(entries: Iterable[str]) -> str:
-    """A line of code for each."""
+    """Return the entries as code, a line each."""
     return "<br/>".join(code(entry) for entry in entries)
 
 
 def places(boxes: Sequence[str], longest: int = 8) -> str:
-    """Links to boxes of a picture, by number; many are folded away."""
+    """Return links to boxes of a picture, by number; those after ``longest`` are folded."""
     linked = [link(box, f"{k}") for k, box in enumerate(boxes, start=1)]
     if len(linked) <= longest:
         return " ".join(linked) or '<span class="faint">none</span>'
