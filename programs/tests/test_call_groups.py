@@ -1,4 +1,4 @@
-"""Groups of calls that a compiler needs together."""
+"""Calls that a compiler needs together are found as groups."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The package and the errors of delegraph are imported without torch."""
+"""``delegraph_programs`` and the errors of delegraph are imported without torch."""
 
 import ast
 import subprocess
@@ -48,4 +48,5 @@ def test_neither_the_package_nor_its_tests_import_delegraph():
             found += [
                 name for name in names if name and name.partition(".")[0] == "delegraph"
             ]
+
     assert found == []

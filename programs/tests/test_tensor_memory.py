@@ -1,4 +1,4 @@
-"""The bytes of tensors, whatever their strides."""
+"""The bytes and fingerprints of tensors do not depend on strides."""
 
 import pytest
 import torch
@@ -22,49 +22,72 @@ def test_elements_come_in_c_order(name):
     assert b"".join(memory_of(tensor)) == tensor.resolve_conj().numpy().tobytes()
 
 
-def test_fingerprints_depend_on_elements_and_not_on_strides():
-    large = torch.randn(200, 1024, generator=torch.Generator().manual_seed(0))
-    turned = large.t().contiguous().t()
-    halves = large.view(torch.float16)
-    assert (
-        fingerprint(large)
-        == fingerprint(turned)
-        == fingerprint(large.clone().requires_grad_())
-    )
-    one, two, signs, imaginary = (large.clone() for _ in range(4))
-    one[100, 7] += 1e-3
-    two[100, [5, 9]] = two[100, [9, 5]]
-    signs[3, 5] *= -1
-    # the highest bits of words, which cancel out in a sum of an even number
-    imaginary.view(-1, 2)[:, 1] *= -1
-    last = torch.cat([large.reshape(-1)[:-1], torch.zeros(1)]).reshape(large.shape)
-    swapped = torch.cat([large[100:], large[:100]])
-    others = [
-        one,
-        two,
-        signs,
-        imaginary,
-        last,
-        swapped,
-        large.t(),
-        large.reshape(-1),
-        large.view(torch.int32),
-        halves,
+LARGE = torch.randn(200, 1024, generator=torch.Generator().manual_seed(0))
+
+
+def test_fingerprints_do_not_depend_on_strides_or_gradients():
+    turned = LARGE.t().contiguous().t()
+    assert fingerprint(turned) == fingerprint(LARGE)
+    assert fingerprint(LARGE.clone().requires_grad_()) == fingerprint(LARGE)
+
+
+def test_fingerprints_depend_on_each_element():
+    changed = LARGE.clone()
+    changed[100, 7] += 1e-3
+    exchanged = LARGE.clone()
+    exchanged[100, [5, 9]] = exchanged[100, [9, 5]]
+    negated = LARGE.clone()
+    negated[3, 5] *= -1
+    # the sign bits are the highest bits of words: an even number of them cancels out
+    # in a sum
+    conjugated = LARGE.clone()
+    conjugated.view(-1, 2)[:, 1] *= -1
+    changed_end = LARGE.clone()
+    changed_end[-1, -1] = 0
+    exchanged_halves = torch.cat([LARGE[100:], LARGE[:100]])
+
+    different = [
+        LARGE,
+        changed,
+        exchanged,
+        negated,
+        conjugated,
+        changed_end,
+        exchanged_halves,
     ]
-    others += [
+    assert len({fingerprint(tensor) for tensor in different}) == len(different)
+
+
+def test_fingerprints_depend_on_shape_and_dtype():
+    different = [
+        LARGE,
+        LARGE.t(),
+        LARGE.reshape(-1),
+        LARGE[1:, 1:],
+        LARGE.view(torch.int32),
+        LARGE.view(torch.float16),
         torch.ones(3),
         torch.ones(3, 1),
         torch.ones(0, 3),
         torch.ones(3, 0),
         torch.tensor(3.0),
-        large[1:, 1:],
     ]
-    assert len({fingerprint(tensor) for tensor in (large, *others)}) == 1 + len(others)
-    assert (
-        fingerprint(torch.arange(3.0))
-        == "6a4ad830086d78ca5160bb5aeda1ef3d678179f3494425f5a6a5f75c4a0a23cb"
-    )
-    assert (
-        fingerprint(torch.arange(2**16))
-        == "8485ed7eb68b298424e9f3893e03e645daef7c9e65dd114a761f8f237496c9c5"
-    )
+    assert len({fingerprint(tensor) for tensor in different}) == len(different)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (
+            torch.arange(3.0),
+            "6a4ad830086d78ca5160bb5aeda1ef3d678179f3494425f5a6a5f75c4a0a23cb",
+        ),
+        (
+            torch.arange(2**16),
+            "8485ed7eb68b298424e9f3893e03e645daef7c9e65dd114a761f8f237496c9c5",
+        ),
+    ],
+)
+def test_fingerprints_are_the_same_in_each_version(tensor, expected):
+    """Stores of results use fingerprints as keys."""
+    assert fingerprint(tensor) == expected

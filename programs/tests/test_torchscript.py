@@ -1,4 +1,4 @@
-"""Modules of TorchScript are exported, or refused with a way out."""
+"""TorchScript modules are exported, or refused with advice."""
 
 import io
 
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 class Net(nn.Module):
-    """Layers, a buffer that is written, a branch on a size, and a nested result."""
+    """Layers, a written buffer, a branch on a size, and a nested result."""
 
     def __init__(self):
         super().__init__()
@@ -47,13 +47,14 @@ def saved_and_loaded(module):
 
 
 @pytest.mark.parametrize("make", [torch.jit.script, torch.jit.trace])
-def test_the_exported_program_computes_the_same(make):
+def test_exported_torchscript_equals_the_module(make):
     x = torch.randn(2, 3)
     module = Net().eval()
     script = make(module) if make is torch.jit.script else make(module, (x,))
     wanted = saved_and_loaded(script)
     program = export_module(saved_and_loaded(script), (x,))
     assert program.graph_signature.user_inputs == ("x",)
+
     run = program.module()
     for given in (x, x + 1):
         found = run(given)
@@ -68,7 +69,7 @@ class Clashing(nn.Module):
         return (y + relu).relu() * add_tensor - relu
 
 
-def test_inputs_may_have_names_of_calls():
+def test_inputs_may_have_the_names_of_functions():
     given = torch.randn(3), torch.randn(3)
     script = torch.jit.script(Clashing().eval())
     wanted = Clashing()(*given)
@@ -79,14 +80,14 @@ def test_inputs_may_have_names_of_calls():
         torch.testing.assert_close(run(*given), wanted)
 
 
-def test_unknown_code_is_refused_with_a_way_out():
+def test_unsupported_code_is_refused_with_advice():
     script = torch.jit.script(Endless().eval())
     with pytest.raises(InputError, match="could not export Endless") as found:
         export_module(script, (torch.ones(2),))
     assert "torch.jit.trace" in found.value.hint
 
 
-def test_inputs_by_name_are_refused():
+def test_keyword_inputs_are_refused():
     script = torch.jit.script(Net().eval())
     with pytest.raises(InputError, match="by position, not by name: x"):
         export_module(script, (), {"x": torch.ones(2, 3)})

@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Tied(nn.Module):
-    """Two names of one weight: safetensors stores it once."""
+    """A weight with two names, which safetensors stores once."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ def test_modules_get_the_weights_of_the_file(name, tmp_path):
         (nn.Linear(3, 4), ["size mismatch for bias"]),
     ],
 )
-def test_other_weights_are_refused_by_name(module, reasons, suffix, tmp_path):
+def test_weights_of_another_model_are_named(module, reasons, suffix, tmp_path):
     file = tmp_path / f"w{suffix}"
     save(nn.Linear(3, 3), file)
     with pytest.raises(InputError, match="weights of this model: Runtime") as found:

@@ -1,4 +1,4 @@
-"""Decomposition of calls that the caller does not keep."""
+"""Programs are decomposed, except for the calls that the caller keeps."""
 
 import pytest
 import torch
@@ -27,10 +27,11 @@ def call_targets(program):
     ]
 
 
-def test_calls_are_decomposed_in_subgraphs_too_and_compute_the_same():
+def test_decomposed_programs_and_subgraphs_equal_the_source():
     x = torch.randn(3, 4)
     program, _ = normalize(torch.export.export(Gated(), (x,)))
     program = decompose_calls(program, lambda node: False)
+
     assert aten.silu.default not in call_targets(program)
     assert aten.sigmoid.default in call_targets(program)
     ours = program.module(check_guards=False)
@@ -46,7 +47,7 @@ def test_kept_calls_stay_whole():
 
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_recurrent_cells_compute_the_same_in_parts(cell):
+def test_decomposed_recurrent_cells_equal_the_source(cell):
     model = cell(4, 8).eval()
     x = torch.randn(3, 4)
     state = torch.randn(3, 8)
@@ -54,6 +55,7 @@ def test_recurrent_cells_compute_the_same_in_parts(cell):
         state = (state, torch.randn(3, 8))
     program, _ = normalize(torch.export.export(model, (x, state)))
     program = decompose_calls(program, lambda node: False)
+
     assert not any("cell" in str(target) for target in call_targets(program))
     torch.testing.assert_close(
         program.module(check_guards=False)(x, state), model(x, state)

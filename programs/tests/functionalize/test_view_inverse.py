@@ -1,6 +1,4 @@
-"""The matrix of every view and every write: functional programs equal eager, over two
-calls, and none is retraced.
-"""
+"""Every view with every write becomes functional without a retrace, and equals eager."""
 
 import copy
 import itertools
@@ -23,9 +21,7 @@ KINDS = ("buffer", "input", "computed")
 
 
 class Cells(nn.Module):
-    """Each cell, a view and a write, on a tensor of its own, which is seen through
-    views from before and after.
-    """
+    """Applies each pair of a view and a write to its own tensor, and reads views of it."""
 
     def __init__(self, cells, kind):
         super().__init__()
@@ -38,12 +34,15 @@ class Cells(nn.Module):
         return [self.cell(k, x) for k, x in enumerate(inputs)]
 
     def cell(self, k, x):
-        view, write = (
-            table[name] for table, name in zip((VIEWS, ALL), self.cells[k], strict=True)
-        )
-        tensor = {"buffer": getattr(self, f"b{k}"), "input": x, "computed": x * 1}[
-            self.kind
-        ]
+        view_name, write_name = self.cells[k]
+        view = VIEWS[view_name]
+        write = ALL[write_name]
+        if self.kind == "buffer":
+            tensor = getattr(self, f"b{k}")
+        elif self.kind == "input":
+            tensor = x
+        else:
+            tensor = x * 1
         before = view(tensor)
         written = view(tensor)
         write(written)
@@ -59,8 +58,8 @@ def numbers_for(view):
 
 
 def is_defined(view, write):
-    """Whether eager runs the cell; it refuses some writes of some types, and to what
-    overlaps itself.
+    """Return whether eager runs the pair. It refuses some dtypes and overlapping
+    writes.
     """
     if write in REAL_WRITES and view in COMPLEX:
         return False
@@ -91,9 +90,8 @@ def assert_cells_equal_eager(cells, kind):
     assert bool(notes) == any(view in RETRACED for view, _ in cells), notes
     ours = normal.module(check_guards=False)
     for call in range(2):
-        mine, eager = (
-            tuple(numbers_for(view) + call for view, _ in cells) for _ in range(2)
-        )
+        mine = tuple(numbers_for(view) + call for view, _ in cells)
+        eager = tuple(numbers_for(view) + call for view, _ in cells)
         actual = ours(*mine)
         expected = module(*eager)
         for cell, *pair in zip(cells, actual, expected, strict=True):
@@ -118,7 +116,7 @@ SAMPLE = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sample_of_views_and_writes_equals_eager(kind):
-    """Every view, with writes in turn."""
+    """The sample has every view, with the writes in turn."""
     assert {view for view, _ in SAMPLE} >= {
         view for view in VIEWS if view not in RETRACED
     }
@@ -127,9 +125,7 @@ def test_sample_of_views_and_writes_equals_eager(kind):
 
 @pytest.mark.parametrize("view", [view for view in VIEWS if view not in RETRACED])
 def test_writes_through_views_use_their_inverse(view):
-    """The other tests would not notice that one is lost: elements are written one by
-    one then, more slowly.
-    """
+    """Without an inverse, elements are written one by one: correct, but slow."""
     program = torch.export.export(
         Cells([(view, "add_")], "buffer").eval(), (numbers_for(view),)
     )
@@ -137,6 +133,7 @@ def test_writes_through_views_use_their_inverse(view):
     by_elements = any(
         node.target is torch.ops.aten.index_put.default for node in normal.graph.nodes
     )
+
     assert by_elements == (view in BY_ELEMENTS)
 
 
@@ -155,9 +152,7 @@ BY_DATA = {
 
 
 class WritesByData(nn.Module):
-    """Writes through a view whose sizes depend on data: where it lies is known in a
-    call only.
-    """
+    """Writes through a view with data-dependent sizes."""
 
     def __init__(self, view):
         super().__init__()
@@ -178,6 +173,7 @@ def test_views_with_data_dependent_sizes_are_retraced_by_torch(name):
     functional, notes = normalize(
         torch.export.export(model, (torch.zeros(4), torch.tensor(2)))
     )
+
     assert len(notes) == 1
     assert f"{name} has no inverse" in notes[0]
     for k in (1, 3):

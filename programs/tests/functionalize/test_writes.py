@@ -1,5 +1,6 @@
-"""Local functionalization: in-place programs equal eager, and the report says when the
-graph had to be retraced.
+"""In-place programs become functional, and equal eager.
+
+The report notes if torch has to retrace the graph.
 """
 
 import copy
@@ -50,7 +51,7 @@ class NoGrad(nn.Module):
 
 
 class Stored(nn.Module):
-    """What it stores it returns too: torch from 2.14 on erases the copy twice, and
+    """Returns the value that it stores. From torch 2.14 on, torch removes the copy and
     warns.
     """
 
@@ -65,8 +66,8 @@ class Stored(nn.Module):
 
 
 class Replaced(nn.Module):
-    """What torch exports a new tensor in a buffer's place as: a copy that is recorded
-    as the new tensor itself.
+    """Replaces a buffer's tensor, which torch exports as a copy recorded as the new
+    tensor.
     """
 
     def __init__(self):
@@ -185,7 +186,7 @@ def written_twice(x):
 
 
 class Remembers(nn.Module):
-    """A broadcast copy beside an ``out=``: torch's retrace takes the row for the
+    """A broadcast copy and an ``out=``. torch's retrace confuses the row with the
     buffer.
     """
 
@@ -212,7 +213,7 @@ class Windows(nn.Module):
 
 
 def memory_of_a_view(x):
-    """``as_strided`` shows the memory of ``y``, which is another tensor after the first
+    """``as_strided`` reads the memory of ``y``, which is a new tensor after the first
     write.
     """
     y = x + 1
@@ -223,9 +224,7 @@ def memory_of_a_view(x):
 
 
 def copied_memory(x):
-    """``as_strided_copy`` of a written view reads the memory of the tensor that it is a
-    view of.
-    """
+    """``as_strided_copy`` of a written view reads memory of the base tensor."""
     y = x + 1
     row = y[1].mul_(2)
     return torch.as_strided_copy(row, (2, 3), (4, 1), 1), torch.as_strided_copy(
@@ -285,7 +284,7 @@ LOCAL = {
 
 
 def memory_of_another(x):
-    """``set_``, of whose schema nobody can see that both tensors are one from there on."""
+    """``set_``, whose schema does not show that both tensors then share memory."""
     y = torch.zeros(3, 4)
     given = x * 2
     y.set_(given)
@@ -301,7 +300,9 @@ RETRACED = {
 
 
 def normalize_and_compare(module, *inputs, times=2):
-    """The normalized program and eager, called several times, and the notes."""
+    """Compare the normalized program with eager over several calls, and return its
+    notes.
+    """
     program = torch.export.export(module, copy.deepcopy(inputs))
     before = str(program.graph)
     normal, notes = normalize(program)
@@ -331,6 +332,7 @@ def test_writes_to_local_tensors_become_functional(name):
     normal, notes = normalize_and_compare(
         LOCAL[name], torch.randn(SHAPES.get(name, (3, 4)))
     )
+
     assert notes == []
     assert not [
         node
@@ -349,8 +351,8 @@ IN_THE_MIDDLE = {
 
 @pytest.mark.parametrize("name", IN_THE_MIDDLE)
 def test_places_are_counted_from_the_start_of_memory(name):
-    """The value that replaces a written input starts its own memory, also where the
-    input does not.
+    """A new value starts its own memory, even if the written input is a view with an
+    offset.
     """
     _, notes = normalize_and_compare(
         as_module(IN_THE_MIDDLE[name]), view_in_the_middle()
@@ -410,9 +412,9 @@ def read_in_other_units(x):
         "scattered",
     ],
 )
-def test_memory_around_a_written_tensor_is_refused_or_right(function, x):
-    """A new value has no memory around it; what torch makes of this is right by what a
-    kernel keeps of its argument.
+def test_reading_memory_around_a_written_tensor_is_refused_or_correct(function, x):
+    """A new value has no memory around it. torch's kernels decide whether the result is
+    correct.
     """
     try:
         normalize_and_compare(as_module(function), x)
@@ -435,7 +437,7 @@ def test_retraced_programs_equal_eager_and_are_noted(name):
 
 
 class Region(nn.Module):
-    """Has to be retraced, because casts of autocast show only then."""
+    """Has to be retraced: the casts of autocast appear only then."""
 
     def __init__(self, step):
         super().__init__()
@@ -468,14 +470,13 @@ class Region(nn.Module):
     "known", [True, False], ids=["example inputs", "made-up inputs"]
 )
 def test_programs_that_torch_functionalizes_wrongly_are_refused(step, says, known):
-    """torch's own functionalization of a broadcast copy, and of a write through windows
-    that leave elements out.
-    """
+    """torch is wrong for broadcast copies, and for windows that skip elements."""
     module = Region(step).eval()
     x = torch.randn(3, 4)
     program = torch.export.export(module, (x,))
     if not known:
         program._example_inputs = None
+
     with pytest.raises(
         InputError,
         match="wrap_with_autocast.*torch's functional form differs from eager",
@@ -489,9 +490,7 @@ def test_programs_that_torch_functionalizes_wrongly_are_refused(step, says, know
     "known", [True, False], ids=["example inputs", "made-up inputs"]
 )
 def test_programs_with_random_numbers_are_accepted(known):
-    """Random numbers are the same on both sides, and the user's tensors and generator
-    stay as they are.
-    """
+    """Both sides draw the same numbers. The user's tensors and generator do not change."""
     module = Region(
         lambda h, y: h.add_(torch.rand_like(h)) + F.dropout(y, 0.5, True)
     ).eval()
@@ -502,6 +501,7 @@ def test_programs_with_random_numbers_are_accepted(known):
     before = x.clone()
     state = torch.random.get_rng_state()
     _, notes = normalize(program)
+
     assert [n.partition(":")[0] for n in notes] == [
         "retraced, because of wrap_with_autocast"
     ]
@@ -511,9 +511,7 @@ def test_programs_with_random_numbers_are_accepted(known):
 
 
 def test_a_program_that_eager_cannot_run_is_not_compared():
-    """An index that was made up may be out of range; the report says that nothing was
-    seen.
-    """
+    """Made-up indices may be out of range. The report notes the missing comparison."""
     module = Region(
         lambda h, y: y[torch.full((1,), 5) - y.new_ones(1, dtype=torch.int64) * 5]
     )
@@ -521,6 +519,7 @@ def test_a_program_that_eager_cannot_run_is_not_compared():
     with torch._subclasses.FakeTensorMode():
         program._example_inputs = ((torch.empty(3, 4),), {})
     _, notes = normalize(program)
+
     assert (
         notes[1]
         == "the retraced program was not compared with eager: its tensors have no values"
@@ -540,7 +539,7 @@ def test_returned_literals_are_new_tensors_in_each_call(literal):
     torch.testing.assert_close(call(torch.ones(3, 4))[1], literal())
 
 
-def test_tensors_from_nothing_have_the_dtype_that_was_exported():
+def test_created_tensors_have_the_exported_dtype():
     def create(x):
         made = (
             torch.full((3,), 2.5),
@@ -560,6 +559,7 @@ def test_tensors_from_nothing_have_the_dtype_that_was_exported():
         )
     finally:
         torch.set_default_dtype(torch.float32)
+
     assert {r.dtype for r in results} == {torch.float32}
 
 
@@ -568,7 +568,7 @@ def two_tensors_of_ones(n, *, dtype=None):
 
 
 def test_custom_operators_get_no_dtype_argument():
-    """It need not be that of their results, of which there may be several."""
+    """An operator may have several results with different dtypes."""
     with torch.library._scoped_library("writes_test", "FRAGMENT") as library:
         library.define("pair(int n, *, ScalarType? dtype=None) -> (Tensor, Tensor)")
         library.impl("pair", two_tensors_of_ones, "CompositeExplicitAutograd")
@@ -586,7 +586,7 @@ def test_custom_operators_get_no_dtype_argument():
 
 
 class Cut(nn.Module):
-    """Reads as many rows of what it wrote as the data say."""
+    """Reads a data-dependent number of rows from the tensor that it wrote."""
 
     def __init__(self):
         super().__init__()
@@ -600,7 +600,7 @@ class Cut(nn.Module):
         return self.rows[:size].sum(0), self.rows[8 - size :] * 2
 
 
-def test_views_of_sizes_that_come_from_data():
+def test_views_may_have_data_dependent_sizes():
     module = Cut().eval()
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(copy.deepcopy(module), (x, torch.tensor([3])))
@@ -612,12 +612,12 @@ def test_views_of_sizes_that_come_from_data():
             assert torch.equal(actual, expected)
 
 
-def test_mutation_is_in_the_signature():
+def test_the_signature_lists_written_buffers():
     normal, _ = normalize_and_compare(Counter(), torch.randn(3))
     assert list(normal.graph_signature.buffers_to_mutate.values()) == ["k"]
 
 
-def test_input_mutation_is_in_the_signature():
+def test_the_signature_lists_written_inputs():
     normal, _ = normalize_and_compare(LOCAL["input_write"], torch.randn(3, 4))
     assert list(normal.graph_signature.user_inputs_to_mutate.values()) == ["args_0"]
 
@@ -640,8 +640,8 @@ def test_normalizing_again_keeps_handles():
     ]
 
 
-def test_promotion_is_not_taken_over():
-    """x.add_(y64) keeps float32; the functional add gives float64, so its result is
+def test_in_place_results_keep_the_dtype_of_the_written_tensor():
+    """x.add_(y64) keeps float32. The functional add gives float64, so its result is
     cast.
     """
     module = as_module(lambda x, y: (x + 0).add_(y))
@@ -653,8 +653,8 @@ def test_promotion_is_not_taken_over():
 
 
 def test_symbolic_integers_and_floats_promote_differently():
-    """A product of integers is cast to the floats of ``out``, even after a product of
-    floats that goes there without a cast.
+    """A product of integers is cast to the floats of ``out``; a product of floats needs
+    no cast.
     """
 
     def products(x):
@@ -670,6 +670,7 @@ def test_symbolic_integers_and_floats_promote_differently():
         )
     )
     results = normal.module(check_guards=False)(torch.ones(5))
+
     assert notes == []
     assert [result.dtype for result in results] == [torch.float32, torch.float32]
 
@@ -678,9 +679,7 @@ def test_symbolic_integers_and_floats_promote_differently():
     "name", ["write_through_view", "pieces", "reshape_that_copies", "written_twice"]
 )
 def test_loaded_programs_with_writes_become_functional(name, tmp_path):
-    """A saved program has lost its storages; schemas and calls under fake tensors still
-    tell what aliases.
-    """
+    """A loaded program has no storages, so aliases come from schemas and fake tensors."""
     x = torch.randn(3, 4)
     torch.export.save(torch.export.export(LOCAL[name], (x,)), tmp_path / "p.pt2")
     normal, notes = normalize(torch.export.load(tmp_path / "p.pt2"))
@@ -701,9 +700,7 @@ def test_added_calls_get_the_handle_of_their_call():
 
 
 class Attribute(nn.Module):
-    """Keeps its state in a tensor that is no buffer, and maybe a buffer that shows the
-    same memory.
-    """
+    """Keeps state in a tensor that is no buffer. A buffer may share its memory."""
 
     def __init__(self, shared=False):
         super().__init__()
@@ -716,7 +713,7 @@ class Attribute(nn.Module):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_written_constants_keep_their_value_like_buffers(shared):
+def test_written_constants_are_kept_like_buffers(shared):
     x = torch.ones(3)
     expected = torch.export.export(Attribute(shared), (x,)).module()
     normal, notes = normalize(torch.export.export(Attribute(shared), (x,)))
@@ -727,9 +724,7 @@ def test_written_constants_keep_their_value_like_buffers(shared):
 
 
 class Hidden(nn.Module):
-    """Writes a buffer through an object that torch.export does not look into: to it
-    that is another tensor.
-    """
+    """Writes a buffer through an object that ``torch.export`` treats as another tensor."""
 
     def __init__(self):
         super().__init__()
@@ -750,9 +745,7 @@ def test_writes_to_partly_shared_constants_are_refused():
 
 
 def test_assembled_programs_equal_constructed_ones():
-    """Programs are assembled without generating code; their attributes are the
-    constructor's.
-    """
+    """Programs are assembled without generating code, so their attributes are compared."""
     made, _ = normalize(torch.export.export(Counter(), (torch.randn(3),)))
     constructed = torch.export.ExportedProgram(
         made.graph_module,
@@ -765,6 +758,7 @@ def test_assembled_programs_equal_constructed_ones():
         verifiers=made.verifiers,
     )
     assert vars(made).keys() == vars(constructed).keys()
+
     for name, value in vars(constructed).items():
         assert type(vars(made)[name]) is type(value) or name == "_graph_module"
     copied = copy.deepcopy(made)
@@ -796,9 +790,7 @@ def test_overlapping_buffers_that_are_written_are_refused():
 @pytest.mark.filterwarnings("ignore:erase_node:UserWarning")
 @pytest.mark.parametrize("inside", [False, True], ids=["region", "region in a branch"])
 def test_casts_of_autocast_are_written_out(inside):
-    """A backend that compiled the body of the region would otherwise compute in other
-    types than eager does.
-    """
+    """Otherwise a backend would compile the region in other dtypes than eager."""
 
     class Cast(nn.Module):
         def __init__(self):
@@ -821,6 +813,7 @@ def test_casts_of_autocast_are_written_out(inside):
     normal, notes = normalize(torch.export.export(module, (x,)))
     assert notes
     assert "wrap_with_autocast: the graph does not show its casts" in notes[0]
+
     calls = {
         str(n.target) for n in all_nodes(normal.graph_module) if n.op == "call_function"
     }

@@ -1,6 +1,4 @@
-"""Random programs that write in place through views of views of inputs, buffers and
-intermediates.
-"""
+"""Random programs that write in place through views of inputs, buffers and results."""
 
 import random
 
@@ -57,7 +55,7 @@ def read(choose, tensor, pool):
 
 
 def read_memory(choose, tensor, pool):
-    """Of a computed value, or of the tensor itself, from its first element on."""
+    """Read elements in the order of memory."""
     tensor = choose.choice(
         [
             lambda: tensor,

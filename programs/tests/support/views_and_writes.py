@@ -1,4 +1,4 @@
-"""Every way to look at a tensor, and every way to write one, for the matrix of both."""
+"""All views and all in-place writes, whose combinations are tested."""
 
 import torch
 
