@@ -228,8 +228,8 @@ def test_unknown_tables_are_warned_about_and_skipped(text, named, tmp_path):
 def test_a_table_that_is_wrong_names_the_file(table, tmp_path):
     path = tmp_path / "delegraph.toml"
     good, wrong = config.read_settings(f"{GOOD}\n[backends.wrong]\n{table}\n", path)
-    assert good.wrong == ""
-    assert str(path) in wrong.wrong
+    assert good.fault == ""
+    assert str(path) in wrong.fault
     with pytest.raises(config.BadSettings, match=str(path)):
         config.description_of(wrong)
 

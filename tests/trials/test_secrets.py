@@ -10,7 +10,7 @@ import pytest
 import torch
 from delegraph.errors import OptionError
 from delegraph_workers import Cache, Compiler
-from delegraph_workers.remote_cache import Away, RemoteFolder
+from delegraph_workers.remote_cache import RemoteFolder, RemoteFolderError
 from delegraph_workers.store_errors import kind_and_status
 
 SHOWN = [
@@ -105,14 +105,16 @@ def failing_folder(error, monkeypatch):
 @pytest.mark.parametrize(("make", "shown"), ERRORS)
 def test_errors_of_libraries_show_no_secret(make, shown, form, monkeypatch):
     for call in (lambda f: f.read("key"), lambda f: f.write("key", b"")):
-        with pytest.raises(Away) as found:
+        with pytest.raises(RemoteFolderError) as found:
             call(failing_folder(make(form), monkeypatch))
         assert str(found.value) == shown
         assert "7c0ffee7" not in "".join(traceback.format_exception(found.value))
 
 
 def test_an_unknown_scheme_is_named():
-    with pytest.raises(Away, match="^fsspec does not know the scheme 'nosuch'$"):
+    with pytest.raises(
+        RemoteFolderError, match="^fsspec does not know the scheme 'nosuch'$"
+    ):
         RemoteFolder("nosuch://user:7c0ffee7@host/folder").read("key")
 
 

@@ -673,14 +673,14 @@ def test_cache_keys_use_the_versions_of_the_environment(
     real = serve.about
     with monkeypatch.context() as patch:
         patch.setitem(
-            serve.ANSWERS,
+            serve.SERVICES,
             "about",
             lambda *a: ({**real(*a)[0], "installed": ["other code"]}, []),
         )
         assert compiled()[0] == "compiled"
     with monkeypatch.context() as patch:
         patch.setitem(
-            serve.ANSWERS,
+            serve.SERVICES,
             "about",
             lambda *a: ({**real(*a)[0], "fingerprint": None}, []),
         )
@@ -748,7 +748,7 @@ def test_compatibility_is_decided_by_the_environments_runtime(
     assert verdict.verdict == "cannot"
     for wrong in ("perhaps", ["perhaps", "so"], [3]):
         monkeypatch.setitem(
-            serve.ANSWERS,
+            serve.SERVICES,
             "compatible",
             lambda *a, wrong=wrong: ({"verdict": wrong}, []),
         )
@@ -910,7 +910,7 @@ def test_file_formats_of_environments_work_as_local_ones(
 def test_answers_of_formats_are_not_trusted(
     answer, registry_with_far, monkeypatch, tmp_path
 ):
-    monkeypatch.setitem(serve.ANSWERS, "format", lambda header, parts: (answer, [b""]))
+    monkeypatch.setitem(serve.SERVICES, "format", lambda header, parts: (answer, [b""]))
     with pytest.raises(FormatError, match="gave an invalid answer"):
         FileFormat(tmp_path / "a.tosa", registry_with_far).blobs(tmp_path / "a.tosa")
 
@@ -957,7 +957,7 @@ def test_answers_of_partitioners_are_not_trusted(
     answer, registry_with_far, monkeypatch
 ):
     monkeypatch.setitem(
-        execute.ANSWERS, "partition", lambda header, parts: (answer, [])
+        execute.SERVICES, "partition", lambda header, parts: (answer, [])
     )
     with pytest.raises(FormatError, match="gave an invalid answer"):
         delegraph.lower(

@@ -82,7 +82,7 @@ def full(*args):
 def test_slow_or_full_remote_folders_are_noted_once(
     system, why, registry, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(remote_cache, "_PATIENCE", 0.05)
+    monkeypatch.setattr(remote_cache, "_TIME_LIMIT", 0.05)
     monkeypatch.setattr(remote_cache.RemoteFolder, "_open", system)
     program = lower_with_cache(
         make_model(), registry, Cache(tmp_path / "one", remote="memory://x")

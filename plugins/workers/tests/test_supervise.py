@@ -12,7 +12,7 @@ import time
 import pytest
 from delegraph.errors import DelegraphError, Unsupported
 from delegraph_workers import config, supervise
-from delegraph_workers.failures import error_of
+from delegraph_workers.failures import read_error
 from delegraph_workers.message import PROTOCOL
 from delegraph_workers.supervise import Limits, WorkerProcess
 
@@ -110,7 +110,7 @@ def test_a_worker_that_does_not_start_is_stopped(said, why, worker_that, monkeyp
 
 
 def test_workers_that_close_their_descriptors_are_stopped(worker_that, monkeypatch):
-    monkeypatch.setattr(supervise, "_DYING", 0.2)
+    monkeypatch.setattr(supervise, "_GRACE_TIME", 0.2)
     worker = worker_that(
         "say(READY)\nos.fdopen(requests).readline()\nos.close(answers)\ntime.sleep(60)"
     )
@@ -124,7 +124,7 @@ def test_interrupted_job_gets_no_late_answer(worker_that, tmp_path, monkeypatch)
         "say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n   "
         " time.sleep(60)"
     )
-    real = WorkerProcess._line
+    real = WorkerProcess._next_line
 
     def interrupted(self, until):
         line = real(self, until)
@@ -132,7 +132,7 @@ def test_interrupted_job_gets_no_late_answer(worker_that, tmp_path, monkeypatch)
             raise KeyboardInterrupt
         return line
 
-    monkeypatch.setattr(WorkerProcess, "_line", interrupted)
+    monkeypatch.setattr(WorkerProcess, "_next_line", interrupted)
     with pytest.raises(KeyboardInterrupt):
         worker.run(b"job", Limits())
     assert not worker.alive
@@ -207,7 +207,7 @@ def test_dead_workers_are_noticed_despite_living_children(
     """A compiler's server had the worker's end of the pipe, which stayed open: the
     lowering waited for it.
     """
-    monkeypatch.setattr(supervise, "_LOOK", 0.05)
+    monkeypatch.setattr(supervise, "_CHECK_INTERVAL", 0.05)
     started = tmp_path / "started"
     body = f"""
 import subprocess
@@ -284,7 +284,7 @@ def test_variables_of_this_interpreter_are_not_passed_on(tmp_path, monkeypatch):
     ):
         monkeypatch.setenv(variable, "/of/this/one")
     monkeypatch.setenv("LICENCE", "theirs")
-    there = config.variables_there(tmp_path)
+    there = config.variables_for_other(tmp_path)
     assert "/of/this/one" not in there.values()
     assert there["LICENCE"] == "theirs"
 
@@ -299,4 +299,4 @@ def test_variables_of_this_interpreter_are_not_passed_on(tmp_path, monkeypatch):
     ],
 )
 def test_errors_of_workers_become_local_error_classes(kinds, kind):
-    assert type(error_of({"kinds": kinds, "message": "so", "trace": ""}, {})) is kind
+    assert type(read_error({"kinds": kinds, "message": "so", "trace": ""}, {})) is kind

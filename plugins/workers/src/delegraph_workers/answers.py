@@ -1,7 +1,8 @@
-"""Cache the answers of partitioners: ``ask_once``.
+"""Cache the answers of partitioners: ``cached_answer``.
 
-The key contains the form of the whole program and its names: reasons and tags may
-contain names.
+An *answer* is a ``PartitionResult``, with the tags and other metadata that the
+partitioner set on nodes. Its key contains the form of the whole program and its names:
+reasons and tags may contain names.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .cached_results import Entries
-from .entry_bytes import key_of, nonsense, packed, plain, unpacked, unplain
+from .entry_bytes import invalid_entry, key_of, packed, plain, unpacked, unplain
 from .forms import DTYPES, NOT_IN_FORM, write
 from .installed import code_of
 
 _TAG = "delegation_tag"
 
 
-def ask_once(
+def cached_answer(
     program: ExportedProgram,
     partitioner: Partitioner,
     fingerprint: str,
@@ -47,7 +48,7 @@ def ask_once(
     try:
         form = write(program)
     except Unsupported as e:
-        cache.say(f"an answer of {name} is not cached: {e.message}")
+        cache.add_note(f"an answer of {name} is not cached: {e.message}")
         return ask()
     kind = type(partitioner)
     # the partitioner makes the answer; this module writes and reads the entry
@@ -55,7 +56,7 @@ def ask_once(
     key = key_of(kind, ["answer", code, form.key, form.names, fingerprint])
     found = cache.fetch(key, lambda data: _read(key, data, program))
     if found is not None:
-        cache.say(f"an answer of {name} is from the cache")
+        cache.add_note(f"an answer of {name} is from the cache")
         return found
     before = [set(node.meta) for node in program.graph.nodes]
     result = ask()
@@ -63,17 +64,17 @@ def ask_once(
         rows = _rows(program, before, result)
     except (ContractViolation, KeyError, TypeError, AttributeError) as e:
         # JSON cannot express the answer; if it is also wrong, the caller notices
-        cache.say(f"an answer of {name} is not cached: {e}")
+        cache.add_note(f"an answer of {name} is not cached: {e}")
         return result
     header = [{"partitioner": name, "torch": torch.__version__}, *rows]
-    cache.keep(key, packed(key, header, parts=()))
+    cache.store(key, packed(key, header, parts=()))
     return result
 
 
 def _rows(
     program: ExportedProgram, before: list[set[str]], result: PartitionResult
 ) -> list[Any]:
-    """Return an answer as JSON: tags, boundary types, refusals, and new metadata.
+    """Return an answer as JSON: partitions, boundary types, refusals, and metadata.
 
     ``before`` has the keys of each node's metadata before the partitioner was called.
     Nodes are written as numbers. Raises ContractViolation, KeyError, TypeError or
@@ -95,10 +96,10 @@ def _rows(
         reason = refusal.reason
         details = _details(reason, number) if isinstance(reason, Reason) else None
         refusals.append([number[refusal.node], str(reason), refusal.final, details])
-    metas = []
+    metadata = []
     for node, keys in zip(nodes, before, strict=True):
-        metas.append([plain(node.meta.get(_TAG)), marks_of(node, keys)])
-    return [tags, types, refusals, metas]
+        metadata.append([plain(node.meta.get(_TAG)), new_metadata(node, keys)])
+    return [tags, types, refusals, metadata]
 
 
 def _name_of_dtype(dtype: torch.dtype) -> str:
@@ -118,19 +119,19 @@ def _details(reason: Reason, number: Mapping[Any, Any]) -> list[Any]:
     return [reason.hint, reason.cause, number[reason.of], unless, instead]
 
 
-def marks_of(node: Node, before: set[str]) -> dict[str, Any]:
+def new_metadata(node: Node, before: set[str]) -> dict[str, Any]:
     """Return the new metadata of ``node`` as JSON that ``unplain`` reads.
 
     ``before`` has the keys before the partitioner was called. The tag, and keys that
     forms leave out, are not included. Raises ContractViolation for a value that JSON
     cannot express.
     """
-    marks = {}
+    added = {}
     for key, value in node.meta.items():
         is_new = key not in before and not key.startswith("local:")
         if is_new and key not in NOT_IN_FORM:
-            marks[key] = plain(value)
-    return marks
+            added[key] = plain(value)
+    return added
 
 
 def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
@@ -142,7 +143,7 @@ def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
     header, _ = unpacked(key, data)
     nodes: list[Node] = list(program.graph.nodes)
     try:
-        _, tags, types, refusals, metas = header
+        _, tags, types, refusals, metadata = header
         specs = {}
         for tag, backend_id, settings in tags:
             compile_specs = [
@@ -151,11 +152,11 @@ def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
             specs[tag] = DelegationSpec(backend_id, compile_specs)
         boundary = {nodes[k].name: DTYPES[dtype] for k, dtype in types}
         reasons = [
-            Refusal(nodes[k], _reason(text, more, nodes), final)
-            for k, text, final, more in refusals
+            Refusal(nodes[k], _reason(text, details, nodes), final)
+            for k, text, final, details in refusals
         ]
         added: list[dict[str, Any]] = []
-        for tag, meta in metas:
+        for tag, meta in metadata:
             values = {name: unplain(value) for name, value in meta.items()}
             if tag is not None:
                 values[_TAG] = unplain(tag)
@@ -164,7 +165,7 @@ def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
     except DelegraphError:
         raise
     except Exception as e:
-        raise nonsense(e) from e
+        raise invalid_entry(e) from e
     # the entry is valid, so the nodes can be changed
     for node, values in pairs:
         node.meta.pop(_TAG, None)
@@ -172,22 +173,21 @@ def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
     return PartitionResult(program, specs, boundary, reasons)
 
 
-def _reason(text: str, more: Any, nodes: list[Node]) -> str:
-    """Return the reason of a refusal; the inverse of ``_details``.
+def _reason(text: str, details: Any, nodes: list[Node]) -> str:
+    """Return the reason of a refusal; ``details`` is the result of ``_details``.
 
-    If ``more`` is None, the reason was a plain text.
+    If ``details`` is None, the reason was a plain text.
     """
-    if more is None:
+    if details is None:
         return text
-    hint, cause, of, unless, other = more
-    changed: Any = unless
+    hint, cause, of, unless, instead = details
     if isinstance(unless, list):
         low, high = unless
-        changed = (low, high)
+        unless = (low, high)
     elif unless not in (None, "static"):
-        changed = DTYPES[unless]
+        unless = DTYPES[unless]
+    if instead is not None:
+        instead_text, instead_details = instead
+        instead = _reason(instead_text, instead_details, nodes)
     node = None if of is None else nodes[of]
-    instead: Any = None if other is None else _reason(other[0], other[1], nodes)
-    return Reason(
-        text, hint=hint, cause=cause, of=node, unless=changed, instead=instead
-    )
+    return Reason(text, hint=hint, cause=cause, of=node, unless=unless, instead=instead)

@@ -23,7 +23,7 @@ def read_arrays(rows: Any, parts: Sequence[memoryview]) -> list[np.ndarray[Any, 
     arrays = []
     try:
         for (name, shape), part in zip(rows, parts, strict=True):
-            flat = np.frombuffer(part, _plain(name))
+            flat = np.frombuffer(part, _dtype(name))
             arrays.append(flat.reshape(shape).copy())
     except (ValueError, TypeError) as e:
         raise FormatError(
@@ -32,7 +32,8 @@ def read_arrays(rows: Any, parts: Sequence[memoryview]) -> list[np.ndarray[Any, 
     return arrays
 
 
-def _plain(name: Any) -> np.dtype[Any]:
+def _dtype(name: Any) -> np.dtype[Any]:
+    """Return the dtype of a name. Raises ValueError for Python objects as elements."""
     dtype = np.dtype(str(name))
     if dtype.hasobject:
         raise ValueError(f"elements of type {name!r:.40} are not supported")

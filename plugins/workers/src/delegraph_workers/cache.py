@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from delegraph.errors import OptionError, WriteError
 from delegraph.io.atomic_write import write_whole
 
+from .config import xdg_folder
 from .remote_cache import RemoteFolder
 
 _LIMIT = 10 << 30
@@ -209,10 +210,7 @@ def user_folder() -> Path:
         return Path(local) / "delegraph/cache"
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/delegraph"
-    # the XDG specification ignores relative paths
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
-    return folder / "delegraph"
+    return xdg_folder("XDG_CACHE_HOME", ".cache") / "delegraph"
 
 
 def _content(path: Path) -> bytes:

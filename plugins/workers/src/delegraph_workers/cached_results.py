@@ -1,9 +1,10 @@
 """Take compiled results of partitions from a cache, and add missing ones.
 
 A result from the cache must equal the result of compiling. So the backend compiles the
-canonical program, which is the same for all partitions with one key. Then only the
-debug handles are translated to those of each program. A backend that keeps names
-compiles the program itself, and the names are part of the key.
+canonical program (``forms.canonical``), which is the same for all partitions with one
+key. Then only the debug handles are translated to those of each program. A backend that
+keeps names compiles the program itself, and the names are part of the key. An *entry*
+of a cache is a result as bytes (``entry_bytes``).
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ class Entries:
         self.found: list[str] = []
         self.stored: list[str] = []
         self._remote = cache.remote
-        self._said: dict[str, None] = {}  # notes, each once
-        self._wrote = False
+        self._notes: dict[str, None] = {}  # notes, each once
+        self._has_written = False
 
-    def say(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         """Add a note, unless it is there already."""
-        self._said.setdefault(text)
+        self._notes.setdefault(text)
 
     @property
     def notes(self) -> list[str]:
-        """Return the numbers of found and stored results, and the faults."""
+        """Return the numbers of found and stored results, then all other notes."""
         found = pluralize(len(self.found), "partition")
         counts = f"{found} found, {len(self.stored)} stored"
-        return [f"cache {self.cache.folder}: {counts}", *self._said]
+        return [f"cache {self.cache.folder}: {counts}", *self._notes]
 
     def fetch(self, key: str, decode: Callable[[bytes], T]) -> T | None:
         """Return an entry, decoded by ``decode``; None if there is none.
@@ -80,51 +81,55 @@ class Entries:
             kind = "cache" if store is self.cache else "remote cache"
             unused = f"{kind} entry {key}.entry is not used"
             data = None
-            with self._noting(store, unused):
+            with self._errors_to_notes(store, unused):
                 data = store.read(key)
                 # a foreign store may return any type
                 data = None if data is None else bytes(data)
             if data is None:
                 continue
             # after a damaged entry, the remote store is still used
-            with self._noting(self.cache, unused):
+            with self._errors_to_notes(self.cache, unused):
                 found = decode(data)
                 if store is not self.cache:
-                    self._store(key, data)
+                    self._store_locally(key, data)
                 return found
         return None
 
-    def keep(self, key: str, data: bytes) -> bool:
+    def store(self, key: str, data: bytes) -> bool:
         """Store an entry in the local folder, and in the remote store if there is one.
 
         A failure becomes a note. Returns whether the local folder has the entry.
         """
-        stored = self._store(key, data)
+        stored = self._store_locally(key, data)
         remote = self._remote
         if remote is not None:
-            with self._noting(remote):
+            with self._errors_to_notes(remote):
                 remote.write(key, data)
         return stored
 
     def make_room(self) -> None:
         """Remove old entries if this lowering made the cache exceed its limit."""
-        if not self._wrote:
+        if not self._has_written:
             return
         try:
             self.cache.make_room()
         except OSError as e:
-            self.say(f"the limit of the cache could not be kept: {e.strerror or e}")
+            self.add_note(
+                f"the limit of the cache could not be kept: {e.strerror or e}"
+            )
 
-    def _store(self, key: str, data: bytes) -> bool:
+    def _store_locally(self, key: str, data: bytes) -> bool:
         """Store an entry in the local folder. Returns False, with a note, if it fails."""
-        with self._noting(self.cache, "a partition could not be stored in the cache"):
+        with self._errors_to_notes(
+            self.cache, "a partition could not be stored in the cache"
+        ):
             self.cache.write(key, data)
-            self._wrote = True
+            self._has_written = True
             return True
         return False
 
     @contextmanager
-    def _noting(self, store: Store, failure: str = "") -> Iterator[None]:
+    def _errors_to_notes(self, store: Store, failure: str = "") -> Iterator[None]:
         """Turn errors of a block that uses ``store`` into notes.
 
         Any error of the remote store ends its use in this lowering. For the local
@@ -139,12 +144,12 @@ class Entries:
                 known = isinstance(e, (StoreError, DelegraphError))
                 why = str(e) if known else kind_and_status(e)
                 name = getattr(store, "name", type(store).__name__)
-                self.say(f"the remote cache {name} is not used: {why}")
+                self.add_note(f"the remote cache {name} is not used: {why}")
                 self._remote = None
             elif isinstance(e, DelegraphError):
-                self.say(f"{failure}: {e.message}")
+                self.add_note(f"{failure}: {e.message}")
             elif isinstance(e, OSError):
-                self.say(f"{failure}: {e.strerror or e}")
+                self.add_note(f"{failure}: {e.strerror or e}")
             else:
                 raise
 
@@ -161,15 +166,18 @@ class _Cacheable:
     def handles(self) -> dict[int, int]:
         """Return debug handles of the partition by those of the canonical program.
 
-        A backend that lowers its program through another one adds calls of delegates.
-        In both programs, the added calls have the handles after the largest own handle.
-        There are at most as many as own calls (``allowed_handles``).
+        If the partition has the handles 4 and 7, the result is {1: 4, 2: 7, 3: 8, 4: 9}.
+        Handles 3 and 4 are for calls of delegates that the backend itself adds: in both
+        programs they follow the largest handle. There are at most as many as own calls
+        (``allowed_handles``).
         """
         own = self.form.handles
         count = len(own)
-        behind = max(own, default=0) - count
-        handles = {k: own[k - 1] for k in range(1, count + 1)}
-        return handles | {k: k + behind for k in range(count + 1, 2 * count + 1)}
+        handles = dict(enumerate(own, start=1))
+        first_added = max(own, default=0) + 1
+        for k in range(count):
+            handles[count + 1 + k] = first_added + k
+        return handles
 
     def own_handles(self, result: PreprocessResult) -> PreprocessResult:
         """Return a result of the canonical program with the partition's own handles."""
@@ -183,7 +191,7 @@ class _Cacheable:
     def canonical_program(self) -> ExportedProgram:
         """Return the canonical program."""
         program = canonical(self.form)
-        # progress messages show method and tag, which the canonical program lacks
+        # progress messages show this text; the canonical program has no method and tag
         request = self.request
         program.graph_module.meta["local:place"] = f"{request.tag} of {request.method}"
         return program
@@ -192,8 +200,9 @@ class _Cacheable:
 class CachedResults:
     """The answers to the requests of one call of ``Session.compile``.
 
-    ``answers``: position of a request -> its answer. ``_equal``: position of a request
-    -> position of an earlier, equal request.
+    ``answers``: position of a request -> its answer. ``_cacheable``: position -> the
+    partition, if it can be cached. ``_equal``: position -> position of an earlier, equal
+    request.
     """
 
     def __init__(self, entries: Entries, requests: Sequence[Request]) -> None:
@@ -209,34 +218,35 @@ class CachedResults:
         Only the first of several equal requests is compiled and returned.
         """
         first_of: dict[str, int] = {}  # key -> position
-        left: list[int] = []
+        missing: list[int] = []
         for position, request in enumerate(self._requests):
             start = time.perf_counter()
             partition = self._prepare(request)
             if partition is None:
-                left.append(position)
+                missing.append(position)
                 continue
             self._cacheable[position] = partition
             first = first_of.setdefault(partition.key, position)
             if first != position:
                 self._equal[position] = first
                 continue
-            result = self._get(partition)
+            result = self._fetch(partition)
             if result is None:
-                left.append(position)
+                missing.append(position)
                 continue
             seconds = time.perf_counter() - start
             own = partition.own_handles(result)
             self.answers[position] = Compiled(own, "from the cache", seconds)
-        return left
+        return missing
 
     def compile(self, position: int, first: int, total: int) -> Compiled:
         """Compile a request, and add the result to the cache.
 
-        ``compile_here`` describes ``first`` and ``total``. This compiles the canonical
-        program. It compiles the partition's own program if that cannot be cached, or if
-        the backend keeps names. It also does so if the canonical program fails, so that
-        the error has the user's names; the result is then not cached.
+        The backend compiles the canonical program. It compiles the partition's own
+        program in three cases: the partition cannot be cached, the backend keeps names,
+        or the canonical program fails. In the last case the error then has the user's
+        names, and the result is not cached. ``first`` and ``total`` count calls for
+        progress messages (``compile_here``).
         """
         start = time.perf_counter()
         request = self._requests[position]
@@ -245,13 +255,13 @@ class CachedResults:
         if partition is not None and not keeps_names:
             result = _compile_canonical(partition, first, total)
             if result is not None:
-                self._put(partition, result)
+                self._store(partition, result)
                 own = partition.own_handles(result)
                 return Compiled(own, "compiled", time.perf_counter() - start)
         (compiled,) = compile_here([request], first, total)
         if partition is not None and keeps_names:
             if not isinstance(compiled.result, Refused):
-                self._put(partition, partition.canonical_handles(compiled.result))
+                self._store(partition, partition.canonical_handles(compiled.result))
         return compiled._replace(origin="compiled")
 
     def complete(self) -> list[Compiled]:
@@ -280,11 +290,11 @@ class CachedResults:
         name = backend.kind.__name__
         if compiles_jointly(backend.kind):
             text = f"{name} compiles its partitions jointly, so they are not cached"
-            self._entries.say(text)
+            self._entries.add_note(text)
             return None
         fingerprint = fingerprint_of(backend, request.compile_specs)
         if fingerprint is None:
-            self._entries.say(
+            self._entries.add_note(
                 f"{name} returns no fingerprint for its compile specs, so partitions"
                 " with them are not cached"
             )
@@ -292,11 +302,11 @@ class CachedResults:
         try:
             form = write(request.extract())
         except Unsupported as e:
-            self._entries.say(f"{request.place} is not cached: {e.message}")
+            self._entries.add_note(f"{request.place} is not cached: {e.message}")
             return None
         return _Cacheable(request, form, _key_of(request, form, fingerprint))
 
-    def _get(self, partition: _Cacheable) -> PreprocessResult | None:
+    def _fetch(self, partition: _Cacheable) -> PreprocessResult | None:
         """Return the result of a partition from the cache; None if it has none."""
         request = partition.request
 
@@ -312,7 +322,7 @@ class CachedResults:
             self._entries.found.append(partition.key)
         return result
 
-    def _put(self, partition: _Cacheable, result: PreprocessResult) -> None:
+    def _store(self, partition: _Cacheable, result: PreprocessResult) -> None:
         """Store a result in the cache. A failure becomes a note."""
         backend = partition.request.backend
         about = {
@@ -323,9 +333,9 @@ class CachedResults:
         try:
             data = write_result(partition.key, about, result, partition.form)
         except DelegraphError as e:
-            self._entries.say(f"a partition could not be stored in the cache: {e}")
+            self._entries.add_note(f"a partition could not be stored in the cache: {e}")
             return
-        if self._entries.keep(partition.key, data):
+        if self._entries.store(partition.key, data):
             self._entries.stored.append(partition.key)
 
 

@@ -28,11 +28,11 @@ from delegraph.errors import OptionError
 from delegraph.partitioner import Partitioner, PartitionResult
 from torch.export import ExportedProgram
 
-from .answers import ask_once
+from .answers import cached_answer
 from .cache import Cache, choose_cache
 from .cached_results import CachedResults, Entries
 from .executors import Call, no_threads, run_calls
-from .workers import LEAST_MEMORY, Workers, expect_no_fork
+from .workers import LEAST_MEMORY, Workers, check_no_fork
 
 
 class Compiler:
@@ -68,8 +68,8 @@ class Compiler:
         if isolation not in (None, "process"):
             text = f"isolation is 'process' or None, not {isolation!r}"
             raise OptionError("option-invalid", text)
-        _expect_limit("time_limit", time_limit)
-        _expect_limit("memory_limit", memory_limit)
+        _check_limit("time_limit", time_limit)
+        _check_limit("memory_limit", memory_limit)
         if memory_limit is not None and memory_limit < LEAST_MEMORY:
             raise OptionError(
                 "option-invalid",
@@ -89,7 +89,7 @@ class Compiler:
             takes_calls = callable(getattr(executor, "submit", None))
             if isinstance(executor, type) or not takes_calls:
                 raise no_threads(executor)
-            expect_no_fork(executor)
+            check_no_fork(executor)
         limits = isolation, time_limit, memory_limit
         self.isolates_all = is_foreign or any(value is not None for value in limits)
         """Whether all backends compile in other processes, and not just those that
@@ -100,7 +100,7 @@ class Compiler:
         return Session(self, registry, backends)
 
 
-def _expect_limit(name: str, limit: Any) -> None:
+def _check_limit(name: str, limit: Any) -> None:
     """Raise OptionError unless ``limit`` is None or a finite number above 0."""
     if limit is None:
         return
@@ -186,11 +186,11 @@ class Session:
             fingerprint = partitioner.fingerprint(program)
         if fingerprint is None:
             return ask()
-        return ask_once(program, partitioner, fingerprint, self._entries, ask)
+        return cached_answer(program, partitioner, fingerprint, self._entries, ask)
 
     def compile(self, requests: Sequence[Request]) -> list[Compiled]:
         """Take results from the cache, and compile the other partitions."""
-        sent = [self._sent(request) for request in requests]
+        sent = [self._with_stand_in(request) for request in requests]
         if self._entries is None:
             positions = list(range(len(sent)))
             answers = self._compile(sent, positions, None)
@@ -231,21 +231,21 @@ class Session:
             isolated = [n for n in isolated if self._registry.spec(n).traits.isolated]
         if isolated:
             names = [self._registry.entry(name).full_name for name in isolated]
-            self._started().prepare(names)
+            self._started_workers().prepare(names)
 
-    def _sent(self, request: Request) -> Request:
+    def _with_stand_in(self, request: Request) -> Request:
         """Return ``request``, with a stand-in for a backend that compiles elsewhere."""
         backend = request.backend
         if not self._compiler.isolates_all and not backend.spec.traits.isolated:
             return request
         if backend.full_name not in self._stand_ins:
-            made = self._started().stand_in(
+            made = self._started_workers().stand_in(
                 backend.kind, backend.full_name, backend.producer
             )
             self._stand_ins[backend.full_name] = replace(backend, kind=made)
         return request._replace(backend=self._stand_ins[backend.full_name])
 
-    def _started(self) -> Workers:
+    def _started_workers(self) -> Workers:
         """Return the processes, which start at the first use."""
         if self._workers is None:
             chosen = self._compiler

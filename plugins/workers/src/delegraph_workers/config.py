@@ -30,8 +30,6 @@ LARGEST = 1_000_000
 """The most bytes of a file of settings."""
 SECONDS = 60.0
 """Seconds in which an environment must describe its backend."""
-
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 KINDS = {"str": str, "int": int, "float": float, "bool": bool, "list": list}
 """The types of options, by their names in descriptions."""
@@ -46,13 +44,13 @@ class Setting:
     """A backend in another environment: its interpreter, and its names.
 
     ``name`` is the name in this environment, ``backend`` the name in the other.
-    ``wrong``: the fault of its table, which disables only this backend.
+    ``fault``: the error in its table, which disables only this backend.
     """
 
     name: str
     python: str
     backend: str
-    wrong: str = ""
+    fault: str = ""
 
 
 def path_of_settings() -> Path:
@@ -64,10 +62,10 @@ def path_of_settings() -> Path:
         return Path(roaming) / "delegraph/delegraph.toml"
     if sys.platform == "darwin":
         return Path.home() / "Library/Application Support/delegraph/delegraph.toml"
-    return _folder("XDG_CONFIG_HOME", ".config") / "delegraph/delegraph.toml"
+    return xdg_folder("XDG_CONFIG_HOME", ".config") / "delegraph/delegraph.toml"
 
 
-def _folder(variable: str, usual: str) -> Path:
+def xdg_folder(variable: str, usual: str) -> Path:
     """Return the user's folder that a variable names, or the usual one.
 
     The XDG specification ignores relative paths, which would depend on the working
@@ -162,18 +160,18 @@ def read_settings(text: str, path: Path) -> list[Setting]:
 
 
 def _setting(name: str, table: Any, path: Path) -> Setting:
-    """Return the backend of a table; ``wrong`` names the fault of the table."""
+    """Return the backend of a table; ``fault`` names the error in the table."""
     given = table if isinstance(table, Mapping) else {}
     python = given.get("python")
     backend = given.get("backend", name)
-    wrong = (
+    fault = (
         f'{path}: the table needs python = "/absolute/path/of/a/python", and may have'
         ' backend = "name in that environment"'
     )
     if not isinstance(python, str) or not isinstance(backend, str):
-        return Setting(name, "", "", wrong)
+        return Setting(name, "", "", fault)
     if not os.path.isabs(python):
-        return Setting(name, "", "", wrong)
+        return Setting(name, "", "", fault)
     unknown = sorted(given.keys() - {"python", "backend"})
     if unknown:
         text = f"{path}: the table has the unknown key {unknown[0]!r}"
@@ -187,21 +185,21 @@ def _ignore(text: str) -> None:
 
 
 def description_of(setting: Setting) -> dict[str, Any]:
-    """Return an environment's description of a backend (``describe``).
+    """Return an environment's description of a backend, the result of ``describe``.
 
-    The user's cache folder keeps it until the installed distributions change. Raises
-    BadSettings.
+    The user's cache folder keeps it until the installed distributions change: then a
+    folder of the environment's path has another time of change. Raises BadSettings.
     """
-    if setting.wrong:
-        raise BadSettings(setting.wrong)
-    folder = _folder("XDG_CACHE_HOME", ".cache") / "delegraph/environments"
+    if setting.fault:
+        raise BadSettings(setting.fault)
+    folder = xdg_folder("XDG_CACHE_HOME", ".cache") / "delegraph/environments"
     names = json.dumps([setting.python, setting.backend])
     path = folder / f"{hashlib.sha256(names.encode()).hexdigest()}.json"
-    description = _kept_description(path)
+    description = _cached_description(path)
     if description is not None:
         return description
 
-    description = _ask(setting)
+    description = _run_describe(setting)
     kept = {"description": description, "stamps": _stamps(description["path"])}
     # without a writable folder, the next process needs half a second to ask again
     with contextlib.suppress(OSError):
@@ -212,7 +210,7 @@ def description_of(setting: Setting) -> dict[str, Any]:
     return description
 
 
-def _kept_description(path: Path) -> dict[str, Any] | None:
+def _cached_description(path: Path) -> dict[str, Any] | None:
     """Return a kept description; None if it is missing, outdated or damaged."""
     try:
         kept = json.loads(path.read_text("utf-8"))
@@ -224,9 +222,9 @@ def _kept_description(path: Path) -> dict[str, Any] | None:
 
 
 def _is_description(answer: dict[str, Any]) -> bool:
-    """Return whether an answer has a protocol and the path.
+    """Return whether an answer has a protocol and the path of modules.
 
-    The protocol determines the form of the rest (``describe``).
+    Only these are checked here: descriptions of other protocols have other fields.
     """
     path = answer.get("path")
     if type(answer.get("protocol")) is not int or not isinstance(path, list):
@@ -245,7 +243,7 @@ def _stamps(path: list[str]) -> list[Any]:
     ]
 
 
-def variables_there(folder: Path) -> dict[str, str]:
+def variables_for_other(folder: Path) -> dict[str, str]:
     """Return the environment variables for a process of another environment.
 
     Variables about this environment are left out: the other one may use a plugin that
@@ -261,11 +259,11 @@ def variables_there(folder: Path) -> dict[str, str]:
         "DELEGRAPH_DISABLE_PLUGINS",
     }
     variables = {k: v for k, v in os.environ.items() if k not in about_this}
-    variables[CONFIG] = str(no_settings(folder))
+    variables[CONFIG] = str(_empty_settings(folder))
     return variables
 
 
-def no_settings(folder: Path) -> Path:
+def _empty_settings(folder: Path) -> Path:
     """Return an empty file of settings for the processes of another environment.
 
     With the user's settings, an environment with this distribution would start itself
@@ -276,11 +274,11 @@ def no_settings(folder: Path) -> Path:
     return path
 
 
-def _ask(setting: Setting) -> dict[str, Any]:
+def _run_describe(setting: Setting) -> dict[str, Any]:
     """Let the environment describe the backend."""
     command = [setting.python, "-m", "delegraph_workers.describe", setting.backend]
     with tempfile.TemporaryDirectory(prefix="delegraph-") as nowhere:
-        environment = variables_there(Path(nowhere))
+        environment = variables_for_other(Path(nowhere))
         try:
             done = subprocess.run(
                 command,

@@ -11,12 +11,9 @@ from typing import Any
 
 from .forms import Memory
 
-INLINE = 1 << 20
-"""The least bytes of a constant that is not part of a form's bytes."""
-
 
 class Absent(Exception):
-    """A worker cannot access the folder: it runs on another machine."""
+    """A worker cannot read the file of a constant: it runs on another machine."""
 
 
 class Folder:

@@ -72,10 +72,10 @@ def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
     try:
         return json.loads(data[_HEAD.size : end]), memoryview(data)[end:]
     except (ValueError, RecursionError) as e:
-        raise nonsense(e) from e
+        raise invalid_entry(e) from e
 
 
-def nonsense(why: Exception) -> FormatError:
+def invalid_entry(why: Exception) -> FormatError:
     """Return the error for an entry with a right digest and an invalid content.
 
     ``why`` is the error of its reader.
@@ -147,10 +147,10 @@ class _BlobWriter:
             return None
         address = np.frombuffer(piece, np.uint8).ctypes.data
         for number, memory in enumerate(self._form.memories):
-            if memory.place is None or address < memory.place:
+            if memory.address is None or address < memory.address:
                 continue
-            if address + piece.nbytes <= memory.place + memory.size:
-                return [number, address - memory.place, piece.nbytes]
+            if address + piece.nbytes <= memory.address + memory.size:
+                return [number, address - memory.address, piece.nbytes]
         return None
 
 
@@ -223,7 +223,7 @@ def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
             external_data = dict(zip(external_names, external, strict=True))
             result.data_store_output = NamedDataStoreOutput(buffers, pte, external_data)
     except Exception as e:  # an invalid header may cause any error
-        raise nonsense(e) from e
+        raise invalid_entry(e) from e
     return result
 
 

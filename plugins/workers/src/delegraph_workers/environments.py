@@ -48,7 +48,7 @@ from .supervise import Limits, WorkerProcess
 from .tensors import read_values, write_values
 from .workers import Remote, Workers
 
-_NOTHING = Limits()
+_NO_LIMITS = Limits()
 _LOCK = threading.Lock()
 
 
@@ -63,7 +63,9 @@ class Answer(NamedTuple):
 class Environment:
     """A backend's environment with its processes.
 
-    One process runs delegates only, so that a crashing compiler cannot end it.
+    ``workers`` compile and partition. Another process, which ``run`` calls, has loaded
+    delegates and quantizers: a crashing compiler cannot end it. ``backend`` is the
+    backend's full name there, ``where`` describes its distribution for reports.
     """
 
     def __init__(self, name: str) -> None:
@@ -79,11 +81,12 @@ class Environment:
             f" {self.description['prefix']}"
         )
         self.workers = Workers(isolated=True, python=self._setting.python)
-        self._runner: WorkerProcess | None = None
-        self._running = threading.RLock()
-        self._about: dict[Any, dict[str, Any]] = {}  # by compile specs, in one lowering
-        # process and number of objects without users in this process
-        self._gone: deque[tuple[int, int]] = deque()
+        self._runtime_process: WorkerProcess | None = None
+        self._runtime_lock = threading.RLock()
+        # answers of ``about`` in this lowering, by compile specs
+        self._about: dict[Any, dict[str, Any]] = {}
+        # process and number of objects that this process uses no more (``kept``)
+        self._unused: deque[tuple[int, int]] = deque()
         self._owner = os.getpid()
         atexit.register(self.close)
 
@@ -91,15 +94,18 @@ class Environment:
         """End the environment's processes; a fork of their owner does not end them."""
         if os.getpid() != self._owner:
             return
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        if self._runtime_process is not None:
+            self._runtime_process.close()
+            self._runtime_process = None
         self.workers.close()
 
     def ask(
         self, header: Mapping[str, Any], program: ExportedProgram
     ) -> dict[str, Any]:
-        """Return a worker's answer about a program, at the beginning of a lowering."""
+        """Return a worker's answer to a job about ``program``.
+
+        A lowering begins with such a job, so facts of the last lowering are dropped.
+        """
         self.workers.forget()
         self._about.clear()
         job = {**header, "backend": self.backend}
@@ -107,8 +113,9 @@ class Environment:
         return self._content(answer)[0]
 
     def about(self, specs: Sequence[CompileSpec] | None = None) -> dict[str, Any]:
-        """Return facts for a cache: keeps_names, installed, and the fingerprint of
-        specs.
+        """Return facts about the backend for keys of a cache (``serve.about``).
+
+        With ``specs``, the facts include their fingerprint.
         """
         rows = None if specs is None else rows_of(specs)
         key = repr(rows)
@@ -119,29 +126,36 @@ class Environment:
         return self._about[key]
 
     def run(self, header: Mapping[str, Any], parts: Sequence[bytes]) -> Answer:
-        """Return the answer of the process that runs delegates.
+        """Return the answer of the process that has delegates and quantizers.
 
         The process is started if there is none.
         """
-        with self._running:
-            if self._runner is None or not self._runner.alive:
-                self._runner = WorkerProcess(self.workers.path, self._setting.python)
-            gone = [self._gone.popleft() for _ in range(len(self._gone))]
-            let_go = [number for process, number in gone if process == self._runner.pid]
+        with self._runtime_lock:
+            if self._runtime_process is None or not self._runtime_process.alive:
+                self._runtime_process = WorkerProcess(
+                    self.workers.path, self._setting.python
+                )
+            pid = self._runtime_process.pid
+            unused = [self._unused.popleft() for _ in range(len(self._unused))]
+            let_go = [number for process, number in unused if process == pid]
             job = pack({**header, "backend": self.backend, "let_go": let_go}, parts)
-            answer, _ = self._runner.run(job, _NOTHING)
+            answer, _ = self._runtime_process.run(job, _NO_LIMITS)
             content, data = self._content(answer)
-            return Answer(content, data, self._runner.pid)
+            return Answer(content, data, pid)
 
-    def keep_for(self, owner: Any, process: int, number: int) -> None:
-        """Release an object of ``process`` with the next job after ``owner`` is deleted.
+    def release_after(self, owner: Any, process: int, number: int) -> None:
+        """Release object ``number`` of ``process`` after ``owner`` is deleted.
 
-        Releasing it at once is impossible: ``owner`` may be deleted during another job.
+        The next job releases it. Releasing it at once is impossible: ``owner`` may be
+        deleted during another job.
         """
-        weakref.finalize(owner, self._gone.append, (process, number)).atexit = False
+        weakref.finalize(owner, self._unused.append, (process, number)).atexit = False
 
-    def show(self, header: Mapping[str, Any], form: Form) -> Answer:
-        """Return the answer about a program; the process maps its large constants."""
+    def run_with_program(self, header: Mapping[str, Any], form: Form) -> Answer:
+        """Like ``run``, for a job about a program, the only part of the job.
+
+        The process maps the program's large constants.
+        """
         packed, _ = self.workers.lay_out([form])
         return self.run({**header, "folder": str(self.workers.path)}, packed)
 
@@ -149,7 +163,7 @@ class Environment:
         """Return the header and the parts of an answer; raise its error."""
         header, parts = unpack(answer)
         if "error" in header:
-            raise self.workers.error(header["error"], {}, _NOTHING)
+            raise self.workers.error(header["error"], {}, _NO_LIMITS)
         return header, parts
 
 
@@ -168,7 +182,7 @@ def environment(name: str) -> Environment:
 
 @cache
 def _environment(name: str, process: int) -> Environment:
-    """Return this process's environment: a fork cannot share its parent's pipes."""
+    """Return the environment of one process: a fork cannot share its parent's pipes."""
     return Environment(name)
 
 
@@ -179,7 +193,7 @@ def __getattr__(attribute: str) -> Any:
         if backend != identifier(name):
             continue
         if kind == "Backend":
-            return _backend(name, description["backend_id"], _NOTHING)
+            return _backend(name, description["backend_id"], _NO_LIMITS)
         if kind == "Partitioner":
             return _partitioner(name)
         if kind == "Runtime":
@@ -505,7 +519,7 @@ class _Loaded:
         answer = environment(name).run(header, parts)
         self._process = answer.process
         self._number = answer.content["number"]
-        environment(name).keep_for(self, self._process, self._number)
+        environment(name).release_after(self, self._process, self._number)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         return call_there(self._name, self._number, self._process, *args)  # type: ignore[no-any-return]

@@ -1,6 +1,7 @@
 """Execute jobs in a worker: compile partitions, or answer other requests.
 
-Jobs and answers are bytes (``message``).
+Jobs and answers are messages (``message``). If the header of a job has the key "do",
+that names one of the services of ``serve``. Otherwise the job compiles partitions.
 """
 
 from __future__ import annotations
@@ -22,26 +23,22 @@ from torch.export import ExportedProgram
 
 from .constants import Absent, fetch_from
 from .entry_bytes import write_result
-from .failures import describe
+from .failures import write_error
 from .forms import Form, read, write
-from .kept import let_go
+from .kept import release
 from .message import pack, unpack
 from .operators import register_operators
-from .serve import ANSWERS
-from .supervise import data_size
+from .serve import SERVICES
+from .supervise import data_size, run_isolated
 
 Begun = Callable[[], None]
-"""A function that is called when the backend begins, after modules and partitions were
-read.
-"""
+"""A function to call just before the backend. Time limits count from then on."""
 
 
 def run(job: bytes) -> bytes:
-    """Execute a job in this process; executors of other processes get this function."""
+    """Execute a job, as the call of an executor; an isolated job gets a new process."""
     header, _ = unpack(job)
     if header.get("isolated"):
-        from .supervise import run_isolated
-
         return run_isolated(job, header)
     return execute(job)
 
@@ -65,22 +62,22 @@ def warm(backends: Sequence[str]) -> int:
 def execute(
     job: bytes, begun: Begun = lambda: None, memory_limit: int | None = None
 ) -> bytes:
-    """Compile the partitions of a job; return the results or the error."""
+    """Execute a job in this process; return its answer or its error as a message."""
     start = time.perf_counter()
     where = {"pid": os.getpid(), "host": platform.node()}
     try:
         header, parts = unpack(job)
-        let_go(header.get("let_go", ()))
+        release(header.get("let_go", ()))
         service = header.get("do")
         if service is not None:
-            if service not in ANSWERS:
+            if service not in SERVICES:
                 raise DelegraphError(
                     "workers/versions",
                     f"the worker of {sys.prefix} does not know the job {service!r:.40}",
                     hint="install the same delegraph-workers in both environments",
                 )
             begun()
-            content, data = ANSWERS[service](header, parts)
+            content, data = SERVICES[service](header, parts)
             return pack({**content, **where}, data)
         # the time for reading the job is measured before it is compiled
         facts = {"seconds": time.perf_counter() - start, **where}
@@ -88,7 +85,7 @@ def execute(
     except (Exception, SystemExit) as e:
         if isinstance(e.__cause__, Absent):
             return pack({"absent": str(e.__cause__), **where})
-        return pack({"error": describe(e), **where})
+        return pack({"error": write_error(e), **where})
 
 
 def _compile(
@@ -105,7 +102,7 @@ def _compile(
             f" {header['class']} in the job"
         )
         raise ContractViolation("contract-violation", text)
-    _expect_versions(header["versions"], backend)
+    _check_versions(header["versions"], backend)
     dtype = torch.get_default_dtype()
     threads = torch.get_num_threads()
     torch.set_default_dtype(getattr(torch, header["dtype"]))
@@ -122,7 +119,7 @@ def _compile(
         with lock, _limited(memory_limit):
             returned = backend.preprocess_multimethod(programs, specs)
         wanted = {method: len(listed) for method, listed in programs.items()}
-        _expect_counts(backend, wanted, returned)
+        _check_counts(backend, wanted, returned)
         results = {method: iter(returned[method]) for method in wanted}
         return [
             _packed(backend, next(results[partition.method]), partition)
@@ -176,7 +173,11 @@ def _read_partitions(
 
 
 def versions_of(distribution: str) -> dict[str, str]:
-    """Return the versions that must be equal in both processes."""
+    """Return the versions that must be equal in both processes, by distribution.
+
+    These are the versions of delegraph, torch and ``distribution``, which has the
+    backend.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"delegraph": delegraph.__version__, "torch": torch.__version__}
@@ -185,12 +186,13 @@ def versions_of(distribution: str) -> dict[str, str]:
     return found
 
 
-def _expect_versions(wanted: Mapping[str, str], backend: type[BackendDetails]) -> None:
-    """Raise DelegraphError if this environment would compile differently."""
-    distribution = next(
-        (name for name in wanted if name not in ("delegraph", "torch")), "delegraph"
-    )
-    found = versions_of(distribution)
+def _check_versions(wanted: Mapping[str, str], backend: type[BackendDetails]) -> None:
+    """Raise DelegraphError if this environment would compile differently.
+
+    ``wanted`` is the result of ``versions_of`` in the other process.
+    """
+    distributions = [name for name in wanted if name not in ("delegraph", "torch")]
+    found = versions_of(distributions[0] if distributions else "delegraph")
     differing = [
         f"{name} {found.get(name)}, not {given}"
         for name, given in wanted.items()
@@ -205,7 +207,7 @@ def _expect_versions(wanted: Mapping[str, str], backend: type[BackendDetails]) -
         )
 
 
-def _expect_counts(
+def _check_counts(
     backend: type[BackendDetails], wanted: Mapping[str, int], returned: Any
 ) -> None:
     """Raise ContractViolation unless each method has as many results as programs."""
@@ -223,7 +225,7 @@ def _expect_counts(
 
 
 def _packed(backend: type[BackendDetails], result: Any, partition: _Partition) -> bytes:
-    """Return a result as bytes.
+    """Return the bytes of a result (``entry_bytes``).
 
     Raises ContractViolation if it is no PreprocessResult, or if the backend changed the
     inputs or outputs of the program.
@@ -236,17 +238,17 @@ def _packed(backend: type[BackendDetails], result: Any, partition: _Partition) -
         )
     program = partition.program
     names = partition.signature.inputs
-    left = [
+    remaining = [
         node.name
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in names
     ]
     outputs = len(program.graph_signature.output_specs)
-    if _Signature(left, outputs) != partition.signature:
+    if _Signature(remaining, outputs) != partition.signature:
         raise ContractViolation(
             "contract-violation",
             f"{backend.__name__}.preprocess changed the signature of its program: its"
-            f" inputs were {names}, now {left}",
+            f" inputs were {names}, now {remaining}",
         )
     return write_result("", None, result, partition.form)
 

@@ -14,7 +14,7 @@ from delegraph import errors
 from delegraph.errors import DelegraphError
 
 
-def describe(error: BaseException) -> dict[str, Any]:
+def write_error(error: BaseException) -> dict[str, Any]:
     """Return an error as values of JSON."""
     content: dict[str, Any] = {
         "kinds": [kind.__name__ for kind in type(error).__mro__],
@@ -32,10 +32,11 @@ def describe(error: BaseException) -> dict[str, Any]:
     return content
 
 
-def error_of(content: Any, nodes: Mapping[str, Any]) -> BaseException:
-    """Return the error that ``describe`` wrote, of a class that this process knows.
+def read_error(content: Any, nodes: Mapping[str, Any]) -> BaseException:
+    """Return the error that ``write_error`` wrote as ``content``.
 
-    ``nodes`` has nodes by name.
+    An error of an unknown class becomes one of its built-in base class. ``nodes`` has
+    nodes by name.
     """
     kinds = [str(kind) for kind in content["kinds"]]
     message = str(content["message"])

@@ -107,20 +107,26 @@ def _with_parameters(
 
 
 class _RemoteFormat:
-    """A format in another environment, with the methods of ``ProgramFormat``."""
+    """A format in another environment, with the methods of ``ProgramFormat``.
+
+    Each method sends its arguments to a worker there (``serve_formats``).
+    """
 
     def __init__(self, name: str, suffix: str) -> None:
         self._name = name
         self._suffix = suffix
 
-    def _ask(
+    def _call(
         self,
         ability: str,
         path: Path | None = None,
         parts: Sequence[bytes] = (),
         **fields: Any,
     ) -> Answer:
-        """Call a method of the format in its environment."""
+        """Call the method ``ability`` of the format in its environment.
+
+        ``fields``: the arguments that are values of JSON. ``parts``: blobs or arrays.
+        """
         header = {
             "do": "format",
             "ability": ability,
@@ -143,7 +149,7 @@ class _RemoteFormat:
             ) from e
 
     def why_not(self, backend_ids: Sequence[str]) -> Any:
-        answer = self._ask("why_not", ids=sorted(backend_ids))
+        answer = self._call("why_not", ids=sorted(backend_ids))
         with self._reading():
             return answer.content["text"]
 
@@ -197,7 +203,7 @@ class _RemoteFormat:
                 [key, entry.buffer_index, entry.alignment]
                 for key, entry in data.pte_data.items()
             ]
-        answer = self._ask(
+        answer = self._call(
             ability,
             path,
             blobs,
@@ -225,27 +231,27 @@ class _RemoteFormat:
         ``ability`` is the method of the format that loads it. The process keeps a
         method as long as this process uses it.
         """
-        answer = self._ask(ability, path, **fields)
+        answer = self._call(ability, path, **fields)
         process = answer.process
         methods = {}
         for method, number in answer.content.get("methods", {}).items():
             methods[method] = partial(call_there, self._name, number, process)
-            environment(self._name).keep_for(methods[method], process, number)
+            environment(self._name).release_after(methods[method], process, number)
         return methods
 
     def quantization(self, path: Path) -> Quantization:
-        answer = self._ask("quantization", path)
+        answer = self._call("quantization", path)
         with self._reading():
             inputs, outputs = answer.content["sides"]
             return Quantization(_parameters(inputs), _parameters(outputs))
 
     def named_data(self, path: Path) -> Mapping[str, bytes | memoryview]:
-        answer = self._ask("named_data", path)
+        answer = self._call("named_data", path)
         with self._reading():
             return dict(zip(answer.content["names"], answer.parts, strict=True))
 
     def blobs(self, path: Path) -> Sequence[StoredBlob]:
-        answer = self._ask("blobs", path)
+        answer = self._call("blobs", path)
         blobs = []
         with self._reading():
             for row, beginning in zip(
@@ -262,17 +268,17 @@ class _RemoteFormat:
         return blobs
 
     def inspect(self, path: Path) -> _Inspection:
-        answer = self._ask("inspect", path)
+        answer = self._call("inspect", path)
         with self._reading():
             return _Inspection(answer.content["text"], answer.content["json"])
 
     def summarize(self, path: Path) -> Summary:
-        answer = self._ask("summarize", path)
+        answer = self._call("summarize", path)
         with self._reading():
             return _summary(answer.content["summary"])
 
     def sample(self, path: Path, seed: int, **named: Any) -> list[np.ndarray[Any, Any]]:
-        answer = self._ask("sample", path, seed=seed, named=named)
+        answer = self._call("sample", path, seed=seed, named=named)
         with self._reading():
             return read_arrays(answer.content["arrays"], answer.parts)
 
@@ -280,7 +286,7 @@ class _RemoteFormat:
         self, path: Path, inputs: Sequence[np.ndarray[Any, Any]], **limits: Any
     ) -> list[tuple[str, np.ndarray[Any, Any]]]:
         rows, parts = write_arrays(inputs)
-        answer = self._ask(
+        answer = self._call(
             "run", path, parts, arrays=rows, limits=_without_none(limits)
         )
         with self._reading():
@@ -288,18 +294,18 @@ class _RemoteFormat:
             return list(zip(answer.content["names"], arrays, strict=True))
 
     def page(self, path: Path) -> str:
-        answer = self._ask("page", path)
+        answer = self._call("page", path)
         with self._reading():
             return str(answer.content["text"])
 
     def node_of(self, identifier: Any) -> tuple[str, str]:
-        answer = self._ask("node_of", identifier=identifier)
+        answer = self._call("node_of", identifier=identifier)
         with self._reading():
             graph, node = answer.content["node"]
             return str(graph), str(node)
 
     def verify(self, path: Path) -> Sequence[Verdict]:
-        answer = self._ask("verify", path)
+        answer = self._call("verify", path)
         with self._reading():
             return [Verdict(*row) for row in answer.content["verdicts"]]
 
@@ -319,6 +325,7 @@ class _Inspection:
 
 
 def _without_none(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits that are set."""
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 

@@ -63,23 +63,23 @@ def _version(distribution: str) -> tuple[str, str]:
 def _sources(package: str) -> str:
     """Return a hash of a package's Python files: edits do not change its version."""
     module = sys.modules[package]
-    places = sorted(map(Path, getattr(module, "__path__", ())))
+    roots = sorted(map(Path, getattr(module, "__path__", ())))
     file = getattr(module, "__file__", None)
-    if not places and file:  # a module of a single file
-        places = [Path(file)]
-    return _hash(places)
+    if not roots and file:  # a module of a single file
+        roots = [Path(file)]
+    return _hash(roots)
 
 
-def _hash(places: Iterable[Path]) -> str:
+def _hash(roots: Iterable[Path]) -> str:
     """Return a hash of Python files, and of those in folders.
 
     Hidden files and folders are left out.
     """
     digest = hashlib.sha256()
-    for place in places:
-        paths = sorted(_python_files(place)) if place.is_dir() else [place]
+    for root in roots:
+        paths = sorted(_python_files(root)) if root.is_dir() else [root]
         for path in paths:
-            name = path.relative_to(place).as_posix()
+            name = path.relative_to(root).as_posix()
             digest.update(f"{name}\0".encode())
             digest.update(hashlib.sha256(_content(path)).digest())
     return digest.hexdigest()
@@ -90,11 +90,11 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
     Hidden folders are not entered: virtual environments are large.
     """
-    for place, folders, files in os.walk(folder):
+    for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             if name.endswith(".py") and not name.startswith("."):
-                yield Path(place, name)
+                yield Path(root, name)
 
 
 def _content(path: Path) -> bytes:

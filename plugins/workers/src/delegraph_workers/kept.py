@@ -1,7 +1,7 @@
 """Keep objects of a worker for another process: delegates, methods, functions.
 
-Each object has a number, which is used once. The other process releases numbers with
-its next job.
+The other process knows an object by its number, which is used once. With its next job,
+it sends the numbers that it needs no more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def keep(thing: Any) -> int:
 
 
 def kept(number: int, process: int) -> Any:
-    """Return the object with a number of ``process``.
+    """Return the object with a number that ``keep`` returned in ``process``.
 
     Raises DelegraphError if this process is another one.
     """
@@ -37,7 +37,7 @@ def kept(number: int, process: int) -> Any:
     return _kept[number]
 
 
-def let_go(numbers: Iterable[int]) -> None:
+def release(numbers: Iterable[int]) -> None:
     """Release the objects with these numbers."""
     for number in numbers:
         _kept.pop(number, None)

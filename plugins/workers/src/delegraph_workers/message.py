@@ -1,6 +1,7 @@
-"""Messages between processes: a header of JSON and parts of bytes, with a digest.
+"""Write and read messages between processes, without pickle.
 
-Nothing is pickled.
+A message has a header, which is a JSON object, and *parts*, which are bytes. A digest
+covers both.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
         )
     try:
         header, sizes = json.loads(bytes(view[_HEAD.size : _HEAD.size + size]))
-        place = _HEAD.size + size
+        start = _HEAD.size + size
         parts = list[memoryview]()
         for length in sizes:
-            if type(length) is not int or not 0 <= length <= len(view) - place:
+            if type(length) is not int or not 0 <= length <= len(view) - start:
                 raise ValueError(
-                    f"a part has {length!r} bytes, but {len(view) - place} are left"
+                    f"a part has {length!r} bytes, but {len(view) - start} are left"
                 )
-            parts.append(view[place : place + length])
-            place += length
-        if not isinstance(header, dict) or place != len(view):
+            parts.append(view[start : start + length])
+            start += length
+        if not isinstance(header, dict) or start != len(view):
             raise ValueError("the sizes of its parts do not add up")
     except (ValueError, TypeError) as e:
         raise FormatError(

@@ -32,6 +32,7 @@ def __getattr__(attribute: str) -> Any:
 
 @cache
 def _quantizer(name: str) -> type[Quantizer]:
+    """Return the class that calls the quantizer of backend ``name``."""
     body = {"name": name, "__module__": __name__}
     return type(f"Quantizer_{identifier(name)}", (RemoteQuantizer,), body)
 
@@ -54,18 +55,19 @@ class RemoteQuantizer(Quantizer):  # type: ignore[misc]
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Change the model as the other quantizer does, which also annotates it."""
-        self._annotated = self._ask(model, True)
+        self._annotated = self._annotations_of(model, transform=True)
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate the model, if ``transform_for_annotation`` did not annotate it."""
         annotated = self._annotated
         self._annotated = None
         if annotated is None or annotated.model is not model:
-            annotated = self._ask(model, False)
+            annotated = self._annotations_of(model, transform=False)
         process = annotated.process
 
-        def derive(number: int) -> _Derived:
-            return _Derived(self.name, number, process)
+        def derive(number: int) -> _RemoteFunction:
+            return _RemoteFunction(self.name, number, process)
 
         apply_annotations(model.graph, annotated.annotations, derive)
         return model
@@ -73,15 +75,19 @@ class RemoteQuantizer(Quantizer):  # type: ignore[misc]
     def validate(self, model: GraphModule) -> None:
         """Do nothing: the other quantizer has validated its annotations."""
 
-    def _ask(self, model: GraphModule, transform: bool) -> _Annotated:
-        """Return the annotations of a model, and apply changes of the model."""
+    def _annotations_of(self, model: GraphModule, transform: bool) -> _Annotated:
+        """Return the annotations of a model by the other quantizer.
+
+        With ``transform``, the other quantizer may change the model first. The changes
+        are applied to ``model``.
+        """
         form = write(program_of(model))
         header = {
             "do": "quantize",
             "transform": transform,
             "names": tracer_names(model),
         }
-        answer = environment(self.name).show(header, form)
+        answer = environment(self.name).run_with_program(header, form)
         if answer.parts:
             program, *constants = answer.parts
             digests = map(bytes.fromhex, answer.content["inline"])
@@ -98,17 +104,18 @@ class RemoteQuantizer(Quantizer):  # type: ignore[misc]
         return _Annotated(model, answer.content["annotations"], answer.process)
 
 
-class _Derived:
-    """A function of the other quantizer, from observers to scale and zero point.
+class _RemoteFunction:
+    """A function in the other environment: from observers to scale and zero point.
 
-    It runs in the other environment.
+    It is the ``derive_qparams_fn`` of a spec there. Only the observers' scales and zero
+    points are sent.
     """
 
     def __init__(self, name: str, number: int, process: int) -> None:
         self._name = name
         self._number = number
         self._process = process
-        environment(name).keep_for(self, process, number)
+        environment(name).release_after(self, process, number)
 
     def __call__(self, observers: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         values: list[Any] = []
@@ -125,5 +132,5 @@ class _Derived:
         scale, zero_point = read_values(answer.content["values"], answer.parts)
         return scale, zero_point
 
-    def __deepcopy__(self, memo: Any) -> _Derived:
+    def __deepcopy__(self, memo: Any) -> _RemoteFunction:
         return self

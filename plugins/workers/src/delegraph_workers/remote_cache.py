@@ -10,7 +10,7 @@ from typing import Any
 
 from .store_errors import StoreError, kind_and_status
 
-_PATIENCE = 20.0
+_TIME_LIMIT = 20.0
 """Seconds for reading or writing one entry."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)::?//")
 _SHOWN = re.compile(
@@ -25,7 +25,7 @@ _LOCAL = re.compile(r"[^:@?#%;]*")
 """A path on this machine."""
 
 
-class Away(StoreError):
+class RemoteFolderError(StoreError):
     """The folder does not answer, or answers with an error, which the message names."""
 
 
@@ -33,7 +33,7 @@ class RemoteFolder:
     """Entries in the folder at ``url``, for ``delegraph_workers.Cache(remote=...)``.
 
     fsspec needs the package for the scheme of the URL. A folder that does not answer or
-    is full raises ``Away``, which becomes a note of the report.
+    is full raises ``RemoteFolderError``, which becomes a note of the report.
     """
 
     def __init__(self, url: str) -> None:
@@ -58,9 +58,12 @@ class RemoteFolder:
         return f"{scheme[1]}://..."
 
     def read(self, key: str) -> bytes | None:
-        """Return the bytes of an entry; None if there is none. Raises Away."""
+        """Return the bytes of an entry; None if there is none.
 
-        def ask() -> bytes | None:
+        Raises RemoteFolderError.
+        """
+
+        def read_entry() -> bytes | None:
             system, folder = self._open()
             try:
                 data: bytes = system.cat_file(f"{folder}/{key}.entry")
@@ -68,13 +71,13 @@ class RemoteFolder:
                 return None
             return data
 
-        found: bytes | None = self._within(ask)
+        found: bytes | None = self._in_time(read_entry)
         return found
 
     def write(self, key: str, data: bytes) -> None:
-        """Store an entry. Raises Away."""
+        """Store an entry. Raises RemoteFolderError."""
 
-        def store() -> None:
+        def write_entry() -> None:
             """Write the entry, and create a missing folder."""
             system, folder = self._open()
             try:
@@ -87,7 +90,7 @@ class RemoteFolder:
                 system.mkdir(folder, create_parents=False)
                 system.pipe_file(f"{folder}/{key}.entry", data)
 
-        self._within(store)
+        self._in_time(write_entry)
 
     def _open(self) -> tuple[Any, str]:
         """Return the fsspec file system, and the folder's path in it."""
@@ -96,11 +99,11 @@ class RemoteFolder:
         found: tuple[Any, str] = fsspec.core.url_to_fs(self.url)
         return found
 
-    def _within(self, call: Callable[[], Any]) -> Any:
+    def _in_time(self, call: Callable[[], Any]) -> Any:
         """Return the result of ``call``, made in a thread.
 
-        Raises Away if it fails or takes longer than ``_PATIENCE``. In the second case,
-        the thread continues, and its result is dropped.
+        Raises RemoteFolderError if it fails or takes longer than ``_TIME_LIMIT``. In
+        the second case, the thread continues, and its result is dropped.
         """
         answer: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
@@ -113,27 +116,27 @@ class RemoteFolder:
 
         threading.Thread(target=run, name="delegraph cache", daemon=True).start()
         try:
-            result, failed = answer.get(timeout=_PATIENCE)
+            result, error = answer.get(timeout=_TIME_LIMIT)
         except Empty:
-            raise Away(f"no answer in {_PATIENCE:g} s") from None
-        if failed is not None:
-            # not ``from failed``: a traceback would show its text, which may contain
+            raise RemoteFolderError(f"no answer in {_TIME_LIMIT:g} s") from None
+        if error is not None:
+            # not ``from error``: a traceback would show its text, which may contain
             # the password
-            raise Away(self._why(failed)) from None
+            raise RemoteFolderError(self._reason(error)) from None
         return result
 
-    def _why(self, failed: BaseException) -> str:
+    def _reason(self, error: BaseException) -> str:
         """Return the reason of a failure, without the text of a foreign error."""
         import fsspec
 
         scheme = _SCHEME.match(self.url)
-        if isinstance(failed, ModuleNotFoundError):
-            if failed.name and failed.name.isidentifier():
-                return f"the package {failed.name} is not installed"
-        if isinstance(failed, ImportError) and scheme is not None:
+        if isinstance(error, ModuleNotFoundError):
+            if error.name and error.name.isidentifier():
+                return f"the package {error.name} is not installed"
+        if isinstance(error, ImportError) and scheme is not None:
             # such as "Install s3fs to access S3", which fsspec has for each scheme
             known = fsspec.registry.known_implementations.get(scheme[1], {})
-            return str(known.get("err") or kind_and_status(failed))
+            return str(known.get("err") or kind_and_status(error))
         if scheme is not None and scheme[1] not in fsspec.available_protocols():
             return f"fsspec does not know the scheme {scheme[1]!r}"
-        return kind_and_status(failed)
+        return kind_and_status(error)

@@ -1,7 +1,9 @@
-"""Answer the jobs of other environments that are no compilations.
+"""Run services for other environments: partition, load and call delegates.
 
-They partition, load and run delegates. ``serve_quantizer`` annotates graphs,
-``serve_formats`` reads and writes files.
+Each service is a function of ``SERVICES``. It gets the header and the parts of a job,
+and returns those of the answer. ``header["backend"]`` names the backend. A program is
+the first part, and its large constants are files in ``header["folder"]``.
+``serve_quantizer`` annotates graphs, ``serve_formats`` reads and writes files.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from . import (
     serve_formats,
     serve_quantizer,
 )
-from .answers import marks_of
+from .answers import new_metadata
 from .constants import fetch_from
 from .forms import read
 from .installed import code_of
@@ -37,18 +39,20 @@ Answer = tuple[dict[str, Any], list[bytes]]
 
 
 def _program(header: Mapping[str, Any], parts: Sequence[memoryview]) -> ExportedProgram:
+    """Return the program of a job."""
     register_operators(parts[:1])
     return read(parts[0], fetch_from(header["folder"], {}), named=True)
 
 
 def _partitioner(header: Mapping[str, Any]) -> Partitioner:
+    """Return the backend's partitioner with the options of a job."""
     # the import of a backend may register operators that the program calls
     delegraph.get_backend(header["backend"])
     return delegraph.get_partitioner(header["backend"], **header["options"])
 
 
 def partition(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """Return the tags of the backend's partitioner by node, and its refusals."""
+    """Partition a program; return tags and new metadata by node, and refusals."""
     partitioner = _partitioner(header)
     program = _program(header, parts)
     before = {node: set(node.meta) for node in program.graph.nodes}
@@ -60,7 +64,7 @@ def partition(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
         tag = node.meta.get("delegation_tag")
         if tag is not None:
             tags[node.name] = list(tag) if isinstance(tag, tuple) else tag
-        added = _marks(node, known)
+        added = _new_metadata(node, known)
         if added:
             marks[node.name] = added
     partitions = []
@@ -94,13 +98,13 @@ def _refusal(node: Node, reason: str, final: bool) -> list[Any]:
     ]
 
 
-def _marks(node: Node, before: set[str]) -> dict[str, Any]:
-    """Return the new metadata of a node (``marks_of``).
+def _new_metadata(node: Node, before: set[str]) -> dict[str, Any]:
+    """Return ``new_metadata``. Raises Unsupported if it cannot be sent.
 
-    Raises Unsupported if it cannot be sent: without it, the blob might differ.
+    It is not left out instead: without it, the blob might differ.
     """
     try:
-        return marks_of(node, before)
+        return new_metadata(node, before)
     except ContractViolation as e:
         raise Unsupported(
             "unsupported",
@@ -133,6 +137,8 @@ def keeps(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     accepted = []
     for node in calls:
         if support.why_not(node) is None:
+            # called because the check may remember its answer, and need it for users of
+            # ``node``
             support.is_constant(node)
             accepted.append(node)
     names = list(dict.fromkeys(str(node.target) for node in accepted))
@@ -140,9 +146,9 @@ def keeps(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
 
 
 def about(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """Return the facts about the backend for a cache.
+    """Return the facts about the backend that keys of a cache contain.
 
-    The fingerprint is None without compile specs.
+    The fingerprint is None if ``header["specs"]`` is.
     """
     backend = delegraph.get_backend(header["backend"])
     traits = delegraph.default_registry().spec(header["backend"]).traits
@@ -158,8 +164,9 @@ def about(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
 
 
 def compatible(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """Return the verdict and the reason of the backend's runtime about a header of a
-    blob, or None.
+    """Return whether the backend's runtime can load a blob with this header, and why.
+
+    The answer is None if the runtime does not know.
     """
     runtime = delegraph.get_runtime(header["backend"])
     blob = BlobHeader(
@@ -185,7 +192,7 @@ def _specs(header: Mapping[str, Any]) -> list[CompileSpec]:
 
 
 def load(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """Load a blob in the backend's runtime, and return its number."""
+    """Load a blob in the backend's runtime; return the number of the delegate."""
     runtime = delegraph.get_runtime(header["backend"])
     blob, *data = map(bytes, parts)
     named = dict(zip(header["keys"], data, strict=True))
@@ -194,11 +201,11 @@ def load(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
 
 
 def call(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """Call a loaded delegate."""
+    """Call an object with the number that ``load`` or ``serve_formats`` returned."""
     function = kept(header["number"], header["process"])
     returned: Any = function(*read_values(header["values"], parts))
-    alone = isinstance(returned, torch.Tensor)  # a method of a file may return one
-    if alone:
+    alone = isinstance(returned, torch.Tensor)
+    if alone:  # a method of a file may return a tensor instead of a tuple
         returned = (returned,)
     if not isinstance(returned, (tuple, list)):
         raise ContractViolation(
@@ -215,7 +222,7 @@ def file_format(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answe
     return serve_formats.answer(header, parts)
 
 
-ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]] = {
+SERVICES: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]] = {
     "partition": partition,
     "keeps": keeps,
     "about": about,
@@ -226,4 +233,4 @@ ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer
     "derive": serve_quantizer.derive,
     "format": file_format,
 }
-"""Job -> the function that answers it; compilations are not listed."""
+"""The value of "do" in a job's header -> the function that answers the job."""

@@ -1,4 +1,10 @@
-"""Call methods of a backend's file format for another environment."""
+"""Call methods of a backend's file format for another environment.
+
+An *ability* is such a method: a name of ``describe.ABILITIES``. Each function of
+``_ABILITIES`` calls one of them. Its ``header`` has the arguments that are values of
+JSON, its ``parts`` the blobs or arrays. It returns the header and the parts of the
+answer.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +29,17 @@ Parts = Sequence[memoryview]
 
 
 def answer(header: Header, parts: Parts) -> Answer:
-    """Return the answer of a method; the worker keeps methods of programs that it reads."""
+    """Call the method that ``header["ability"]`` names."""
     path = Path(header["path"] or f"a{header['suffix']}")
     file = FileFormat(path, delegraph.default_registry())
     return _ABILITIES[header["ability"]](file, path, header, parts)
 
 
 def _contents(header: Header, parts: Parts) -> Any:
-    """Return a program of one delegate, with the attributes that its format reads."""
+    """Return the program of a job, which has one delegate, for a method of a format.
+
+    ``parts`` has the delegate's blob, then the buffers of its named data.
+    """
     row = header["delegate"]
     blob, *buffers = map(bytes, parts)
     data = None
@@ -51,8 +60,8 @@ def _contents(header: Header, parts: Parts) -> Any:
             CompileSpec(key, bytes.fromhex(value)) for key, value in row["specs"]
         ],
         named_data=data,
-        inputs=[_border(each) for each in row["inputs"]],
-        outputs=[_border(each) for each in row["outputs"]],
+        inputs=[_input_or_output(each) for each in row["inputs"]],
+        outputs=[_input_or_output(each) for each in row["outputs"]],
         debug_handle_map={
             identifier: tuple(handles) for identifier, handles in row["handles"]
         },
@@ -61,7 +70,7 @@ def _contents(header: Header, parts: Parts) -> Any:
 
 
 class _Contents:
-    """A program of one delegate, without its graph."""
+    """A ``ProgramContents`` of one delegate, without its graph."""
 
     methods: Sequence[str] = ()
     constant_methods: Mapping[str, Any] = {}
@@ -84,7 +93,8 @@ class _Contents:
         return self.exported_program(name)
 
 
-def _border(row: Sequence[Any]) -> Any:
+def _input_or_output(row: Sequence[Any]) -> Any:
+    """Return an input or output of a delegate: the inverse of ``_describe_value``."""
     name, dtype, shape = row
     return SimpleNamespace(
         name=name,
@@ -121,6 +131,7 @@ def _load_in(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answ
 
 
 def _methods(program: Any) -> Answer:
+    """Keep the methods of a loaded program; return their numbers (``kept``)."""
     numbers = {name: keep(program.method(name)) for name in program.methods}
     return {"methods": numbers}, []
 

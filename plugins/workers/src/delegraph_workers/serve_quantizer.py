@@ -1,5 +1,5 @@
-"""Annotate graphs and derive scales with a backend's quantizer, for another
-environment.
+"""Annotate graphs and derive scales with a backend's quantizer, as services of
+``serve``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 import delegraph
 from delegraph.errors import ContractViolation, Unsupported
 
-from .constants import INLINE, fetch_from
-from .forms import read, write
+from .constants import fetch_from
+from .forms import INLINE, read, write
 from .kept import keep, kept
 from .tensors import read_values, write_values
 
@@ -19,7 +19,11 @@ Answer = tuple[dict[str, Any], list[bytes]]
 
 
 def quantize(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """Return the annotations of the backend's quantizer, and a changed program."""
+    """Annotate a program with the backend's quantizer; return the annotations.
+
+    If the quantizer changes the program, the parts of the answer are the new program and
+    its new large constants. The header of the answer has their digests as "inline".
+    """
     from torchao.quantization.pt2e.quantizer import Quantizer
     from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
@@ -60,7 +64,7 @@ def quantize(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
         # forms cannot express annotations
         node.meta.pop(Q_ANNOTATION_KEY, None)
     after = write(program_of(module))
-    if after.key == before.key and after.beside == before.beside:
+    if after.key == before.key and after.labels == before.labels:
         return content, []
 
     # the other process has the large constants of the original program

@@ -1,4 +1,10 @@
-"""Start, watch and stop processes that compile."""
+"""Start, watch and stop processes that compile.
+
+A *worker* is a process that runs ``worker.main``. It reads requests from one pipe and
+writes its progress to another: a line "ready" at its start, then "begun" and "done" for
+each job. A third pipe, the lifeline, is never written: the worker ends when its
+supervisor closes it or dies.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +26,8 @@ from typing import Any
 
 from delegraph.errors import DelegraphError, Unsupported
 
-from .config import variables_there
-from .failures import describe
+from .config import variables_for_other
+from .failures import write_error
 from .message import PROTOCOL, pack
 
 START_LIMIT = 300.0
@@ -30,14 +36,17 @@ START_LIMIT = 300.0
 Before, Python starts, torch and the backend are imported, and the partition is read.
 """
 _SHOWN_LINES = 5
+"""The most printed lines that an error quotes."""
 _SHOWN_BYTES = 65536
+"""The most bytes of the output that are searched for these lines."""
 _LONGEST_LINE = 65536
-_LOOK = 1.0
+"""The most bytes of a line of progress."""
+_CHECK_INTERVAL = 1.0
 """Seconds after which the supervisor checks that a silent worker lives.
 
 Its child processes may hold its end of the pipe, which then stays open.
 """
-_DYING = 5.0
+_GRACE_TIME = 5.0
 """Seconds that a process gets to end after a request, or after closing its descriptors.
 """
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
@@ -56,7 +65,8 @@ class WorkerProcess:
 
     ``python`` is the interpreter of another environment that has ``delegraph-workers``.
     Without it, the worker finds the same modules as this process. ``folder`` contains
-    jobs, answers and output.
+    jobs, answers and output. ``output_start`` is, in all methods, the byte at which the
+    output of the current job begins.
     """
 
     def __init__(self, folder: Path, python: str | None = None) -> None:
@@ -73,9 +83,9 @@ class WorkerProcess:
         requests, requests_end = os.pipe()
         answers_end, answers = os.pipe()
         lifeline, self._lifeline = os.pipe()
-        theirs = (requests, answers, lifeline)
-        command = _command(python, theirs)
-        environment = variables_there(folder) if python else dict(os.environ)
+        worker_ends = (requests, answers, lifeline)
+        command = _command(python, worker_ends)
+        environment = variables_for_other(folder) if python else dict(os.environ)
         environment.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
         try:
             self._process = subprocess.Popen(
@@ -83,7 +93,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                pass_fds=theirs,
+                pass_fds=worker_ends,
                 env=environment,
                 cwd=folder,  # do not import modules of the working directory
                 start_new_session=True,  # to end its child processes with it
@@ -96,13 +106,13 @@ class WorkerProcess:
                 "workers/not-started", f"no worker could be started: {command[0]}: {e}"
             ) from e
         finally:
-            for number in theirs:
+            for number in worker_ends:
                 os.close(number)
         self._requests = os.fdopen(requests_end, "w", buffering=1)
         self._answers = answers_end
         self._lines = b""
         self._ready = False
-        self._at_first = 0
+        self._size_when_ready = 0
         self.pid = self._process.pid
 
     @property
@@ -129,22 +139,22 @@ class WorkerProcess:
             "job": str(job_path),
             "answer": str(answer_path),
             "memory_limit": limits.memory,
-            "directory": _directory(),
+            "directory": _working_directory(),
         }
         try:
             if not self._ready:
                 self._expect_ready()
-            place = os.fstat(self._output.fileno()).st_size
+            output_start = os.fstat(self._output.fileno()).st_size
             job_path.write_bytes(job)
             with contextlib.suppress(BrokenPipeError):
                 self._requests.write(json.dumps(request) + "\n")
-            if self._await("begun", START_LIMIT, place):
-                self._await("done", limits.seconds, place)
+            if self._wait_for("begun", START_LIMIT, output_start):
+                self._wait_for("done", limits.seconds, output_start)
             if not answer_path.exists():
                 raise self._refusal(
-                    "reported that it was done, but left no answer", place
+                    "reported that it was done, but left no answer", output_start
                 )
-            return answer_path.read_bytes(), self._printed(place)
+            return answer_path.read_bytes(), self._printed(output_start)
         except BaseException:
             # such as KeyboardInterrupt: its later answer must not answer the next job
             self.stop()
@@ -156,7 +166,7 @@ class WorkerProcess:
     def _expect_ready(self) -> None:
         """Wait until the worker has started. Raises DelegraphError if it cannot."""
         try:
-            line = self._line(time.monotonic() + START_LIMIT)
+            line = self._next_line(time.monotonic() + START_LIMIT)
         except _Ended:
             why = _last_lines(self._printed(0)) or f"exit code {self._exit_code()}"
             hint = None
@@ -188,35 +198,36 @@ class WorkerProcess:
                 hint="install the same delegraph-workers in both environments",
             )
         self._ready = True
-        self._at_first = data_size(self.pid)
+        self._size_when_ready = data_size(self.pid)
 
     @property
     def grown(self) -> int:
-        """Return the growth of its memory since it was ready, in bytes."""
-        return data_size(self.pid) - self._at_first
+        """Return the growth of the process's memory since it was ready, in bytes."""
+        return data_size(self.pid) - self._size_when_ready
 
-    def _await(self, step: str, limit: float | None, place: int) -> bool:
-        """Wait for a line with ``step``; return False if the job ends before with an
-        error.
+    def _wait_for(self, step: str, limit: float | None, output_start: int) -> bool:
+        """Wait for the line ``step`` ("begun" or "done").
 
-        Raises Unsupported if the process ends before, takes too long, or sends another
-        line.
+        Returns False if "done" comes instead: the job failed before it began. Raises
+        Unsupported if the process ends, takes too long, or sends another line.
         """
         start = time.monotonic()
         try:
-            line = self._line(None if limit is None else start + limit)
+            line = self._next_line(None if limit is None else start + limit)
             if step not in line and "done" not in line:
                 raise _WrongLine(f"{line!r:.80}")
         except _TooLong:
             assert limit is not None
             self._abort()
             raise self._refusal(
-                f"was stopped after {limit:g} s", place, "allow more with time_limit"
+                f"was stopped after {limit:g} s",
+                output_start,
+                "allow more with time_limit",
             ) from None
         except _WrongLine as e:
             raise self._refusal(
                 f"was stopped, because it sent {e} instead of its progress",
-                place,
+                output_start,
             ) from None
         except _Ended:
             seconds = time.monotonic() - start
@@ -224,18 +235,21 @@ class WorkerProcess:
             end = f"ended with exit code {code}"
             if code < 0:
                 end = f"was killed by {_signal_name(-code)}"
-            raise self._refusal(f"{end} after {seconds:.1f} s", place) from None
+            raise self._refusal(f"{end} after {seconds:.1f} s", output_start) from None
         return step in line
 
-    def _refusal(self, end: str, place: int, hint: str | None = None) -> Unsupported:
+    def _refusal(
+        self, end: str, output_start: int, hint: str | None = None
+    ) -> Unsupported:
+        """Return the error for a process that ``end``, with the end of its output."""
         text = f"its process {end}"
-        printed = _last_lines(self._printed(place))
+        printed = _last_lines(self._printed(output_start))
         if printed:
             text += f"; it printed: {printed}"
         return Unsupported("unsupported", text, hint=hint)
 
-    def _line(self, until: float | None) -> dict[str, Any]:
-        """Return the worker's next line.
+    def _next_line(self, until: float | None) -> dict[str, Any]:
+        """Return the fields of the worker's next line of progress.
 
         Raises _Ended at its end, _TooLong after the time, _WrongLine for an invalid
         line.
@@ -248,9 +262,12 @@ class WorkerProcess:
                     raise _TooLong
                 if len(self._lines) > _LONGEST_LINE:
                     raise _WrongLine(f"{self._lines[:40]!r}...")
-                # before reading: the pipe still has the last lines of a dead worker
+                # Read this before the pipe: a worker that dies in between may have
+                # written lines.
                 is_alive = self.alive
-                patience = _LOOK if left is None else min(_LOOK, left)
+                patience = (
+                    _CHECK_INTERVAL if left is None else min(_CHECK_INTERVAL, left)
+                )
                 if not selector.select(patience if is_alive else 0):
                     if is_alive:
                         continue
@@ -268,11 +285,11 @@ class WorkerProcess:
             raise _WrongLine(f"{line!r:.80}")
         return fields
 
-    def _printed(self, place: int) -> str:
-        """Return the end of the process's output from byte ``place`` on."""
+    def _printed(self, output_start: int) -> str:
+        """Return the end of the process's output from byte ``output_start`` on."""
         end = os.fstat(self._output.fileno()).st_size
-        place = max(place, end - _SHOWN_BYTES)
-        data = os.pread(self._output.fileno(), end - place, place)
+        output_start = max(output_start, end - _SHOWN_BYTES)
+        data = os.pread(self._output.fileno(), end - output_start, output_start)
         return data.decode("utf-8", "replace")
 
     def _exit_code(self) -> int:
@@ -281,15 +298,15 @@ class WorkerProcess:
         A process that continues is stopped.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_DYING)
+            return self._process.wait(_GRACE_TIME)
         self.stop()
         return self._process.wait()
 
     def _abort(self) -> None:
-        """Stop the process so that it prints its location."""
+        """Stop the process with SIGABRT, so that faulthandler prints its stack."""
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             self._process.send_signal(signal.SIGABRT)
-            self._process.wait(_DYING)
+            self._process.wait(_GRACE_TIME)
         self.stop()
 
     def stop(self) -> None:
@@ -309,7 +326,10 @@ class WorkerProcess:
 
 
 def _command(python: str | None, descriptors: tuple[int, int, int]) -> list[str]:
-    """Return the command of a worker, by another environment's or by this interpreter."""
+    """Return the command that starts a worker with three descriptors.
+
+    ``python`` is the interpreter of another environment; None means this one.
+    """
     flags = ["-u", "-X", "faulthandler"]
     if python:
         arguments = map(str, descriptors)
@@ -344,7 +364,8 @@ def _signal_name(number: int) -> str:
 def _last_lines(printed: str) -> str:
     """Return the last lines of the output in one line.
 
-    A stack of faulthandler is shortened to the call of the backend.
+    A stack of faulthandler is shortened to its first call outside of Python's library,
+    which is the call of the backend.
     """
     text, _, stack = printed.partition("Fatal Python error: ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -361,7 +382,7 @@ def _last_lines(printed: str) -> str:
     return " | ".join(lines)[-600:]
 
 
-def _directory() -> str | None:
+def _working_directory() -> str | None:
     """Return the working directory for paths in compile specs; None if it was removed."""
     with contextlib.suppress(OSError):
         return os.getcwd()
@@ -397,6 +418,6 @@ def run_isolated(job: bytes, header: Mapping[str, Any]) -> bytes:
             worker.close()
         return pack({"wrapped": True, "output": printed}, [answer])
     except DelegraphError as e:
-        return pack({"error": describe(e)})
+        return pack({"error": write_error(e)})
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,11 +11,7 @@ from typing import Any
 import torch
 from delegraph.errors import FormatError
 
-_NAMES = {
-    str(v).removeprefix("torch."): v
-    for v in vars(torch).values()
-    if isinstance(v, torch.dtype)
-}
+from .forms import DTYPES
 
 
 def write_values(values: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
@@ -35,11 +31,12 @@ def write_values(values: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    """Return the elements of a tensor in C order, without lazy conjugation."""
+    """Return the bytes of a tensor's elements in C order."""
     if not tensor.numel():
         return b""
-    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-    return bytes(plain.reshape(-1).view(torch.uint8).numpy())
+    # ``copy_`` applies strides and lazy conjugation
+    in_order = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return bytes(in_order.reshape(-1).view(torch.uint8).numpy())
 
 
 def read_values(rows: Any, parts: Sequence[memoryview]) -> list[Any]:
@@ -74,7 +71,7 @@ def read_values(rows: Any, parts: Sequence[memoryview]) -> list[Any]:
 
 def _tensor(name: str, shape: list[int], data: memoryview) -> torch.Tensor:
     """Return a tensor of a dtype and a shape, with elements in C order."""
-    tensor = torch.empty([int(size) for size in shape], dtype=_NAMES[name])
+    tensor = torch.empty([int(size) for size in shape], dtype=DTYPES[name])
     if tensor.nbytes != len(data):
         raise ValueError(f"{len(data)} bytes do not fit a tensor of {name}{shape}")
     if tensor.numel():

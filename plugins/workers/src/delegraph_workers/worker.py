@@ -18,14 +18,14 @@ from typing import Any
 
 def main(requests: int, answers: int, lifeline: int) -> None:
     """Execute one job after the other, until REQUESTS ends."""
-    _die_with(lifeline)
+    _end_with(lifeline)
     steps = os.fdopen(answers, "w", buffering=1)
 
     def report(**fields: Any) -> None:
         steps.write(json.dumps(fields) + "\n")
         steps.flush()
 
-    def begun() -> None:
+    def report_begun() -> None:
         report(begun=True)
 
     from .execute import execute, warm
@@ -42,7 +42,7 @@ def main(requests: int, answers: int, lifeline: int) -> None:
             job = file.read()
         if request["directory"]:
             os.chdir(request["directory"])
-        answer = execute(job, begun, request["memory_limit"])
+        answer = execute(job, report_begun, request["memory_limit"])
         with open(request["answer"] + ".partial", "wb") as written:
             written.write(answer)
         os.rename(request["answer"] + ".partial", request["answer"])
@@ -50,7 +50,7 @@ def main(requests: int, answers: int, lifeline: int) -> None:
         report(done=True)
 
 
-def _die_with(lifeline: int) -> None:
+def _end_with(lifeline: int) -> None:
     """End this process when the other end of ``lifeline`` is closed, also inside native
     code.
     """
@@ -58,7 +58,9 @@ def _die_with(lifeline: int) -> None:
 
     # Linux sends a signal; on other systems a thread waits, which needs the GIL
     if not hasattr(fcntl, "F_SETSIG"):
-        threading.Thread(target=_end_after, args=(lifeline,), daemon=True).start()
+        threading.Thread(
+            target=_kill_when_closed, args=(lifeline,), daemon=True
+        ).start()
         return
     # a negative number is a group of processes: child processes of compilers end, too
     owner = -os.getpid() if _leads_group() else os.getpid()
@@ -72,7 +74,8 @@ def _leads_group() -> bool:
     return os.getpgrp() == os.getpid()
 
 
-def _end_after(lifeline: int) -> None:
+def _kill_when_closed(lifeline: int) -> None:
+    """Wait until the other end of ``lifeline`` is closed, then kill this process."""
     os.read(lifeline, 1)
     if _leads_group():
         os.killpg(os.getpid(), signal.SIGKILL)

@@ -24,11 +24,11 @@ from delegraph.plugin import IN_PROCESS
 from delegraph_programs import TRACING, all_nodes
 from torch.export import ExportedProgram
 
-from .constants import INLINE, Folder
+from .constants import Folder
 from .entry_bytes import read_result
 from .execute import run, versions_of, warm
-from .failures import error_of
-from .forms import Form, Memory, write
+from .failures import read_error
+from .forms import INLINE, Form, Memory, write
 from .message import pack, unpack
 from .supervise import Limits, WorkerProcess, private_folder
 
@@ -36,12 +36,14 @@ LOG = logging.getLogger("delegraph.progress")
 _WAITING = 64
 """The most partitions that wait for an executor at a time, each in a thread."""
 _WARMED = 8
+"""The most workers of an executor that are prepared: each preparation takes seconds."""
 LEAST_MEMORY = 32_000_000
 """The least memory limit in bytes.
 
 A worker uses about as much for itself, so a smaller limit would have no effect.
 """
 Programs = Mapping[str, Sequence[ExportedProgram]]
+"""Method -> the programs of its partitions."""
 Specs = Mapping[str, Sequence[Sequence[CompileSpec]]]
 
 
@@ -71,16 +73,15 @@ class Workers:
         memory_limit: int | None = None,
         python: str | None = None,
     ) -> None:
-        threads = executor is None or isinstance(executor, ThreadPoolExecutor)
-        self._process_executor = None if threads else executor
+        has_threads = executor is None or isinstance(executor, ThreadPoolExecutor)
+        self._process_executor = None if has_threads else executor
         self._python = python
-        self._limits = Limits(
-            time_limit, None if memory_limit is None else int(memory_limit)
-        )
-        self._isolated = threads or isolated or self._limits != Limits()
-        self.executor: Executor | None = (
-            executor if threads else ThreadPoolExecutor(_WAITING, "delegraph-waiting")
-        )
+        self._limits = Limits(time_limit, memory_limit)
+        self._isolated = has_threads or isolated or self._limits != Limits()
+        # its threads run ``preprocess`` of stand-ins, and wait for workers
+        self.executor: Executor | None = executor
+        if not has_threads:
+            self.executor = ThreadPoolExecutor(_WAITING, "delegraph-waiting")
         # If an executor breaks, workers of this machine replace its workers: at most as
         # many as the executor had.
         self._replacements = threading.BoundedSemaphore(
@@ -91,6 +92,7 @@ class Workers:
         self._idle: list[WorkerProcess] = []
         self._all: list[WorkerProcess] = []
         self._lock = threading.Lock()
+        # equal partitions -> message and hint of the refusal
         self._refused: dict[Any, tuple[str, str | None]] = {}
 
     def prepare(self, backends: Sequence[str]) -> None:
@@ -124,7 +126,7 @@ class Workers:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def forget(self) -> None:
-        """Forget refused partitions: one that ended a process may work later."""
+        """Forget refused partitions: the next lowering may succeed with them."""
         self._refused.clear()
 
     def stand_in(
@@ -138,11 +140,9 @@ class Workers:
         if issubclass(backend, Remote):
             if self._limits != Limits():
                 backend = backend.limited(self._limits)
-            return (
-                backend
-                if self._process_executor is None
-                else self._limit_processes(backend)
-            )
+            if self._process_executor is None:
+                return backend
+            return self._limit_processes(backend)
         if producer[0] == IN_PROCESS:
             raise OptionError(
                 "option-invalid",
@@ -218,7 +218,8 @@ class Workers:
 
         ``backend`` is the name of the backend's class, ``name`` is
         ``distribution/name``. The worker must have the same ``versions`` of
-        distributions.
+        distributions. A program without a form is compiled in this process, unless
+        isolation is required.
         """
         limits = limits or self._limits
         forms: list[Form] = []
@@ -234,7 +235,7 @@ class Workers:
         except Unsupported:
             if self._isolated:
                 raise
-            # it cannot be sent, so this process compiles it
+            # a program cannot be sent
             copies = {m: [list(given) for given in specs[m]] for m in specs}
             with TRACING:
                 return get_backend(name).preprocess_multimethod(programs, copies)
@@ -249,7 +250,7 @@ class Workers:
             "time_limit": limits.seconds,
             "memory_limit": limits.memory,
         }
-        # an equal partition would end a worker again
+        # a partition that ended a worker would end it again
         key = name, limits, repr(rows), tuple(form.key for form in forms)
         if key in self._refused:
             message, hint = self._refused[key]
@@ -432,12 +433,12 @@ class Workers:
     def error(
         self, content: Any, nodes: Mapping[str, Any], limits: Limits
     ) -> BaseException:
-        """Return a worker's error.
+        """Return the error that a worker wrote (``failures``).
 
-        A limit or an exit becomes a refusal of the partition.
+        If the worker is isolated, an exit or too little memory becomes Unsupported.
         """
         try:
-            error = error_of(content, nodes)
+            error = read_error(content, nodes)
         except (KeyError, TypeError) as e:
             return FormatError(
                 "format-invalid", f"a worker sent an error in an unknown form: {e!r}"
@@ -474,7 +475,11 @@ class Workers:
         return worker
 
     def _return_worker(self, worker: WorkerProcess, limit: int | None) -> None:
-        """Keep a worker for the next job, unless it ended or keeps too much memory."""
+        """Keep a worker for the next job, unless it ended or keeps too much memory.
+
+        ``limit``: the memory limit of a partition. A worker that keeps more than half of
+        it could fail at a partition that a new worker compiles.
+        """
         if worker.alive and (limit is None or worker.grown <= limit / 2):
             with self._lock:
                 self._idle.append(worker)
@@ -510,7 +515,7 @@ def _describe(backend: str, programs: Programs) -> str:
     return ", ".join([*places, backend])
 
 
-def expect_no_fork(executor: Any) -> None:
+def check_no_fork(executor: Any) -> None:
     """Raise OptionError for forked processes: after torch has used threads, it fails in
     forks.
     """

@@ -49,7 +49,7 @@ def pack_changed(form, change):
     """The form with its structure changed, packed with digests that fit."""
     structure = json.loads(form.structure)
     change(structure)
-    return pack(Form(dumps(structure), form.beside, form.memories))
+    return pack(Form(dumps(structure), form.labels, form.memories))
 
 
 def _version(data):

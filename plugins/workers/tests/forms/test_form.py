@@ -47,7 +47,7 @@ def test_programs_keep_their_form_when_read_back(name, named):
     again = write_and_read(program, named=named)
     again.validate()
     assert write(again).key == form.key
-    assert (write(again).beside == form.beside) == named
+    assert (write(again).labels == form.labels) == named
 
 
 @pytest.mark.parametrize("name", ["layers", "sizes", "branches", "counts"])
@@ -128,7 +128,7 @@ def test_names_lines_and_handles_do_not_matter(name):
     ours = write(program)
     theirs = write(rename_everything(program))
     assert ours.key == theirs.key
-    assert ours.beside != theirs.beside
+    assert ours.labels != theirs.labels
 
 
 def test_names_of_arguments_modules_and_dims_do_not_matter():

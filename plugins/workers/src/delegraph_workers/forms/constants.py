@@ -1,5 +1,6 @@
 """Write the constants of a form as rows and memories, and make tensors from them.
 
+A *memory* is a range of bytes that contains one tensor, or several that overlap.
 Tensors that shared memory share it again after reading. Two tensors with equal content
 at two addresses stay two: backends distinguish constants by address.
 """
@@ -30,19 +31,19 @@ INLINE = 1 << 20
 class Memory:
     """The bytes of one or several constants of a program, by reference.
 
-    ``size``: the number of bytes. ``place``: their address; None for the elements of
-    one tensor that must be brought into C order. ``tensors``: the constants that
-    consist of these bytes.
+    ``size``: the number of bytes. ``address``: where they begin. It is None if the
+    memory belongs to one tensor whose elements must be copied into C order.
+    ``tensors``: the constants that consist of these bytes.
     """
 
     size: int
-    place: int | None
+    address: int | None
     tensors: list[torch.Tensor]
 
     def pieces(self) -> Iterator[memoryview]:
         """Yield the bytes; only elements that are not in C order are copied."""
-        if self.place is not None:
-            characters = (ctypes.c_char * self.size).from_address(self.place)
+        if self.address is not None:
+            characters = (ctypes.c_char * self.size).from_address(self.address)
             yield memoryview(characters).cast("B")
         elif self.size:
             yield from memory_of(self.tensors[0])
@@ -98,7 +99,7 @@ def _memories_of(
             last = Memory(tensor.nbytes, None, [tensor])
         elif span[0] < end:
             end = max(end, span[1])
-            last.size = end - (last.place or 0)
+            last.size = end - (last.address or 0)
             last.tensors.append(tensor)
         else:
             end = span[1]
@@ -114,7 +115,7 @@ def _remove_gaps(memory: Memory) -> None:
     """
     if len(memory.tensors) == 1 and memory.size > memory.tensors[0].nbytes:
         memory.size = memory.tensors[0].nbytes
-        memory.place = None
+        memory.address = None
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
@@ -138,13 +139,15 @@ def _row(
 ) -> list[Any]:
     """Return the row of ``tensor``, as ``written_constants`` describes it.
 
-    The tensor lies in ``memory`` with the number ``number``, at the addresses ``span``.
+    The tensor lies in memory number ``number``, at the addresses ``span``.
     Raises NoForm if it begins inside an element of another tensor.
     """
     shape = list(tensor.shape)
     strides = list(tensor.stride())
-    place = None if memory.place is None or span is None else span[0] - memory.place
-    if place is not None and place % tensor.element_size():
+    offset = None
+    if memory.address is not None and span is not None:
+        offset = span[0] - memory.address
+    if offset is not None and offset % tensor.element_size():
         raise NoForm(
             "it has a constant that begins inside an element of another constant"
         )
@@ -153,7 +156,7 @@ def _row(
         shape,
         None if strides == c_strides(shape) else strides,
         number,
-        place,
+        offset,
     ]
 
 
@@ -177,13 +180,13 @@ class ConstantsRead:
 
         Raises FormatError if the row does not fit its memory.
         """
-        name, shape, strides, number, place = self._rows[at(index)]
+        name, shape, strides, number, offset = self._rows[at(index)]
         dtype = DTYPES[name]
         memory = self._memory(at(number))
         # checked before computing: an int times a list would be a long list
         shape = [at(size) for size in shape]
         steps = c_strides(shape) if strides is None else [at(step) for step in strides]
-        if place is None:
+        if offset is None:
             # the memory has only the elements of this tensor, in C order
             if math.prod(shape) * dtype.itemsize != memory.nbytes:
                 raise _misfit(shape, memory)
@@ -192,13 +195,13 @@ class ConstantsRead:
                 return elements
             return torch.empty_strided(shape, steps, dtype=dtype).copy_(elements)
 
-        # the elements lie in the memory by their strides, from byte ``place`` on
-        if at(place) % dtype.itemsize:
+        # the elements lie in the memory by their strides, from byte ``offset`` on
+        if at(offset) % dtype.itemsize:
             raise _misfit(shape, memory)
         # without the bytes of an incomplete element at the end
         end = memory.nbytes - memory.nbytes % dtype.itemsize
         elements = memory[:end].view(dtype)
-        return elements.as_strided(shape, steps, place // dtype.itemsize)
+        return elements.as_strided(shape, steps, offset // dtype.itemsize)
 
     def _memory(self, number: int) -> torch.Tensor:
         """Return the bytes of a memory as a tensor.

@@ -1,4 +1,9 @@
-"""Define the form of a program, and write and read its bytes."""
+"""Define the form of a program, and write and read its bytes.
+
+A *form* has tables in JSON (``Structure`` and ``Labels``), and *memories*: contiguous
+bytes that contain one or several constants. The bytes of a form begin with a head and a
+table of memories. Then the structure, the labels and the small memories follow.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from delegraph.errors import FormatError
@@ -27,6 +32,42 @@ bytes, which has no other user.
 """
 
 
+class Structure(NamedTuple):
+    """The tables of a form that backends depend on, in the order of its JSON.
+
+    ``symbols``: ``SymbolsWritten.table``. ``targets``: the names of called operators.
+    ``types``: rows of ``TypesWritten``. ``constants``: rows of ``written_constants``.
+    ``signature``: rows for inputs and rows for outputs. ``graphs``: a row for each node
+    of each graph, with the outermost graph first.
+    """
+
+    version: int
+    default_dtype: str
+    symbols: list[Any]
+    targets: list[str]
+    types: list[Any]
+    constants: list[Any]
+    signature: list[Any]
+    graphs: list[Any]
+
+
+class Labels(NamedTuple):
+    """The tables of a form that backends do not see, in the order of its JSON.
+
+    ``inputs``: the names of constants, None for a run-time input. ``symbols``: the names
+    of symbols. ``handles``: debug handles by their number. ``origin``: the method and
+    the tag of the partition. ``texts``: stack traces and module stacks, each once.
+    ``graphs``: for each node its name, its target, and the numbers of two texts.
+    """
+
+    inputs: list[str | None]
+    symbols: list[str]
+    handles: list[int]
+    origin: dict[str, Any]
+    texts: list[str]
+    graphs: list[Any]
+
+
 def dumps(value: Any) -> bytes:
     """Return ``value``, which has no floats, as JSON of one spelling: ASCII without
     blanks.
@@ -38,16 +79,14 @@ def dumps(value: Any) -> bytes:
 class Form:
     """A program in the canonical form.
 
-    ``structure``: all inputs of backends, without the contents of constants. Programs
-    that differ only in names, source lines and contents of constants have equal
-    structures. ``beside``: the user's names, debug handles, symbols, source lines and
-    modules. Both are JSON. ``memories``: the bytes of the constants, by reference.
-    ``tensors``: the constants of the original program, by their row in the structure; a
-    form that was read has none.
+    ``structure``: the JSON of a ``Structure``. Programs that differ only in names,
+    source lines and contents of constants have equal structures. ``labels``: the JSON of
+    ``Labels``. ``memories``: the bytes of the constants, by reference. ``tensors``: the
+    constants of the original program, by their row in the structure.
     """
 
     structure: bytes
-    beside: bytes
+    labels: bytes
     memories: Sequence[Memory]
     tensors: Sequence[torch.Tensor] = ()
 
@@ -56,8 +95,7 @@ class Form:
         """Return the program's debug handles; handle number n of the form comes at index
         n - 1.
         """
-        handles: list[int] = json.loads(self.beside)[2]
-        return handles
+        return Labels(*json.loads(self.labels)).handles
 
     @property
     def names(self) -> list[Any]:
@@ -65,9 +103,9 @@ class Form:
 
         A node has its name and its target.
         """
-        targets, symbols, _, _, _, graphs = json.loads(self.beside)
-        nodes = [row[:2] for row in itertools.chain(*graphs)]
-        return [targets, symbols, nodes]
+        labels = Labels(*json.loads(self.labels))
+        nodes = [row[:2] for row in itertools.chain(*labels.graphs)]
+        return [labels.inputs, labels.symbols, nodes]
 
     @cached_property
     def key(self) -> str:
@@ -85,12 +123,12 @@ class Form:
     def pieces(self) -> Iterator[bytes | memoryview]:
         """Yield the bytes of the form, piece by piece.
 
-        They contain only digest and size of a memory of 1 MB or more.
+        A memory of 1 MB or more is left out: they contain only its digest and size.
         """
         sizes = struct.pack(
-            "<4Q", VERSION, len(self.structure), len(self.beside), len(self.memories)
+            "<4Q", VERSION, len(self.structure), len(self.labels), len(self.memories)
         )
-        first = sizes + self._table + self.structure + self.beside
+        first = sizes + self._table + self.structure + self.labels
         yield _MAGIC
         yield hashlib.sha256(first).digest()
         yield first
@@ -102,7 +140,7 @@ class Form:
 def unpack(
     data: bytes | memoryview, fetch: Fetch | None
 ) -> tuple[list[Any], list[Any], list[memoryview]]:
-    """Return the structure, the ``beside`` and the memories of a form from its bytes.
+    """Return the JSON values of structure and labels, and the memories, of a form.
 
     A memory of 1 MB or more comes from ``fetch``, and only its size is checked.
     Everything else is compared with its digest. Raises FormatError for damaged bytes,
@@ -111,7 +149,7 @@ def unpack(
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[: len(_MAGIC)]) != _MAGIC:
         raise FormatError("format-invalid", "these bytes are no form of a program")
-    _, digest, version, structure_size, beside_size, count = _HEAD.unpack_from(view)
+    _, digest, version, structure_size, labels_size, count = _HEAD.unpack_from(view)
     if version != VERSION:
         raise FormatError(
             "format-invalid",
@@ -119,10 +157,10 @@ def unpack(
             f" version {VERSION}",
             hint="read it with the delegraph that wrote it",
         )
-    # after the head come the table of memories, the structure, and ``beside``
+    # after the head come the table of memories, the structure, and the labels
     structure_start = _HEAD.size + count * _MEMORY.size
-    beside_start = structure_start + structure_size
-    end = beside_start + beside_size
+    labels_start = structure_start + structure_size
+    end = labels_start + labels_size
     # the digest covers the last 32 bytes of the head, and all bytes after them
     covered = view[_HEAD.size - 32 : end]
     if end > len(view) or hashlib.sha256(covered).digest() != digest:
@@ -151,8 +189,8 @@ def unpack(
         raise FormatError(
             "format-invalid", f"{len(rest)} bytes follow the form of a program"
         )
-    structure = _json(view[structure_start:beside_start])
-    return structure, _json(view[beside_start:end]), memories
+    structure = _json(view[structure_start:labels_start])
+    return structure, _json(view[labels_start:end]), memories
 
 
 def _json(view: memoryview) -> Any:

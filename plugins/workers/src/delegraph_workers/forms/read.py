@@ -1,6 +1,7 @@
 """Read a program from the bytes of a form: ``read``.
 
-It evaluates no text, imports nothing and checks everything.
+Reading evaluates no text and imports nothing. It checks everything except the content
+of constants of 1 MB or more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from .arguments import DTYPES, TypesRead
 from .arguments import read as read_value
 from .constants import ConstantsRead
-from .form import Fetch, Form, unpack
+from .form import Fetch, Form, Labels, Structure, unpack
 from .operators import call_of, target_of
 from .sizes import SymbolsRead, at
 
@@ -51,9 +52,11 @@ def read(
     this torch lacks.
     """
     try:
-        structure, beside, memories = unpack(data, fetch)
-        constants = ConstantsRead(structure[5], memories)
-        return _program(structure, beside if named else None, constants.tensor)
+        tables, names, memories = unpack(data, fetch)
+        structure = Structure(*tables)
+        labels = Labels(*names) if named else None
+        constants = ConstantsRead(structure.constants, memories)
+        return _program(structure, labels, constants.tensor)
     except DelegraphError:
         raise
     except Exception as e:  # for invalid values, sympy and torch raise many types
@@ -65,17 +68,18 @@ def canonical(form: Form) -> ExportedProgram:
     """Return the program of the bytes of ``form``, with the constants of the original
     program.
     """
-    return _program(json.loads(form.structure), None, form.tensors.__getitem__)
+    structure = Structure(*json.loads(form.structure))
+    return _program(structure, None, form.tensors.__getitem__)
 
 
 def _program(
-    structure: list[Any],
-    beside: list[Any] | None,
+    structure: Structure,
+    labels: Labels | None,
     tensor: Callable[[Any], torch.Tensor],
 ) -> ExportedProgram:
     """Return the program of a form's tables. ``tensor`` returns the constant of a row."""
     with TRACING:  # fake tensors with symbolic sizes trace
-        reader = _Reader(structure, beside, tensor)
+        reader = _Reader(structure, labels, tensor)
         with reader.environment.suppress_guards():
             return reader.program()
 
@@ -92,24 +96,23 @@ class _Call(NamedTuple):
 class _Reader:
     """Makes a program from the tables of a form.
 
-    ``structure`` and ``beside`` are the parsed tables of ``Form``. Without ``beside``,
-    nodes have names by number. ``tensor`` returns the constant of a row.
-    ``environment`` has the symbols of sizes.
+    Without ``labels``, nodes get names by number. ``tensor`` returns the constant of a
+    row. ``environment`` has the symbols of sizes.
     """
 
     def __init__(
         self,
-        structure: list[Any],
-        beside: list[Any] | None,
+        structure: Structure,
+        labels: Labels | None,
         tensor: Callable[[Any], torch.Tensor],
     ) -> None:
         """Read the tables that the graphs refer to.
 
         Raises FormatError if torch has another default dtype in this process.
         """
-        _, dtype, symbols, targets, types, _, signature, graphs = structure
-        self._signature = signature
-        self._graphs = graphs
+        dtype = structure.default_dtype
+        self._signature = structure.signature
+        self._graphs = structure.graphs
         if DTYPES[dtype] is not torch.get_default_dtype():
             raise FormatError(
                 "format-invalid",
@@ -117,16 +120,16 @@ class _Reader:
                 f" {torch.get_default_dtype()}",
                 hint=f"call torch.set_default_dtype(torch.{dtype})",
             )
-        self._beside = beside
+        self._labels = labels
         self.environment = ShapeEnv()
-        names = beside[1] if beside else None
-        self._symbols = SymbolsRead(symbols, self.environment, names)
+        names = labels.symbols if labels else None
+        self._symbols = SymbolsRead(structure.symbols, self.environment, names)
         mode = FakeTensorMode(
             allow_non_fake_inputs=True, export=True, shape_env=self.environment
         )
-        self._types = TypesRead(types, self._symbols, mode)
+        self._types = TypesRead(structure.types, self._symbols, mode)
         self._tensor = tensor
-        self._targets = [target_of(name) for name in targets]
+        self._targets = [target_of(name) for name in structure.targets]
         self._modules: dict[int, GraphModule] = {}
 
     def program(self) -> ExportedProgram:
@@ -157,10 +160,10 @@ class _Reader:
         results = sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs)
         call = flat_call(arguments, results)
         program = build_program(root, graph, inputs, outputs, source, call, check=False)
-        place = {"method": "forward", "partition": "0"}
-        if self._beside:
-            place = self._beside[3]
-        program.graph_module.meta.update(place)
+        origin = {"method": "forward", "partition": "0"}
+        if self._labels:
+            origin = self._labels.origin
+        program.graph_module.meta.update(origin)
         return program
 
     def _specs(self, graph: Graph) -> tuple[list[InputSpec], list[OutputSpec]]:
@@ -171,8 +174,8 @@ class _Reader:
             None if constant is None else f"c{k}"
             for k, (_, constant, _) in enumerate(input_rows)
         ]
-        if self._beside:
-            targets = self._beside[0]
+        if self._labels:
+            targets = self._labels.inputs
         inputs = []
         names = []
         for node, target, row in zip(placeholders, targets, input_rows, strict=True):
@@ -195,7 +198,9 @@ class _Reader:
         """
         graph = Graph(owning_module=root)
         nodes = list[Node]()
-        for k, (action, args, type_, handle, *marks) in enumerate(self._graphs[number]):
+        for k, (action, args, type_, handle, *further) in enumerate(
+            self._graphs[number]
+        ):
             meta: dict[str, Any] = {}
             name = "output"
             if action != "output":
@@ -204,10 +209,10 @@ class _Reader:
             if handle:  # 0 means none
                 meta["debug_handle"] = at(handle)
             target = None
-            if self._beside is not None:
-                name, target = self._restore_names(meta, self._beside, number, k)
-            for mark in marks:
-                meta |= read_value(mark, (), self._symbols)
+            if self._labels is not None:
+                name, target = self._restore_names(meta, self._labels, number, k)
+            for values in further:  # one at most
+                meta |= read_value(values, (), self._symbols)
             if action in ("graph", "constant"):
                 attribute = target or name
                 setattr(root, attribute, self._attribute(action, args, number))
@@ -228,7 +233,7 @@ class _Reader:
         return self._module(at(row), number)
 
     def _call(self, action: Any, args: Any, nodes: list[Node], name: str) -> _Call:
-        """Return the content of a node.
+        """Return the op, target and arguments of a node.
 
         ``action``: a word, or the number of the called operator. ``args``: the form of
         its arguments, which refer to earlier ``nodes``. ``name``: the target of a
@@ -247,9 +252,10 @@ class _Reader:
         return _Call("call_function", target, tuple(positional), keywords)
 
     def _module(self, number: int, above: int) -> GraphModule:
-        """Return graph number ``number`` as a module, for all its calls.
+        """Return graph number ``number`` as a module, for a node of graph ``above``.
 
-        A call is in graph ``above``. Raises FormatError if a graph contains itself.
+        All nodes that fetch the graph share the module. Raises FormatError if a graph
+        contains itself.
         """
         if number <= above:
             raise FormatError(
@@ -262,20 +268,19 @@ class _Reader:
         return self._modules[number]
 
     def _restore_names(
-        self, meta: dict[str, Any], beside: list[Any], graph: int, node: int
+        self, meta: dict[str, Any], labels: Labels, graph: int, node: int
     ) -> tuple[str, str | None]:
-        """Return the writer's name and target of a node.
+        """Return the writer's name and target of node number ``node``.
 
         Adds the writer's debug handle, stack trace and module stack to ``meta``.
         """
-        _, _, handles, _, texts, graphs = beside
-        name, target, trace, modules = graphs[graph][node]
+        name, target, trace, modules = labels.graphs[graph][node]
         if "debug_handle" in meta:
-            meta["debug_handle"] = handles[meta["debug_handle"] - 1]
-        trace_text = texts[at(trace)]
+            meta["debug_handle"] = labels.handles[meta["debug_handle"] - 1]
+        trace_text = labels.texts[at(trace)]
         if trace_text:
             meta["stack_trace"] = trace_text
-        modules_text = texts[at(modules)]
+        modules_text = labels.texts[at(modules)]
         if modules_text:
             meta["nn_module_stack"] = {
                 key: (path, kind) for key, path, kind in json.loads(modules_text)

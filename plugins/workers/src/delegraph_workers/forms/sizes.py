@@ -13,7 +13,7 @@ import itertools
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -58,7 +58,8 @@ _COMMUTATIVE = frozenset(
 _LOGICAL = frozenset({"And", "Or", "Not", "Where"})
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift"})
 _LARGEST = 1 << 64
-_KINDS = {
+"""The bound of integers and of bases of powers. torch counts sizes in 64 bits."""
+_KINDS = {  # name in forms -> kind of a symbol
     "s": SymT.SIZE,
     "u": SymT.UNBACKED_INT,
     "zf": SymT.FLOAT,
@@ -91,6 +92,22 @@ def float_of(bits: str) -> float:
     """Return the float with these bits; the inverse of ``bits_of``."""
     number: float = struct.unpack(">d", bytes.fromhex(bits))[0]
     return number
+
+
+class _SymbolRow(NamedTuple):
+    """The properties of a symbol, in the order of its JSON.
+
+    ``bounds``: torch's range. ``callers_bounds``: the program's range for its callers,
+    which may differ. ``example``: the form of a number, or None.
+    """
+
+    kind: str
+    is_positive: bool
+    is_size: bool
+    is_backed: bool
+    bounds: list[Any] | None
+    callers_bounds: list[Any] | None
+    example: Any
 
 
 class SymbolsWritten:
@@ -163,13 +180,10 @@ class SymbolsWritten:
 
     def _row(
         self, symbol: sympy.Symbol, callers_range: Any, is_related: bool
-    ) -> list[Any]:
+    ) -> _SymbolRow:
         """Return the row of a symbol.
 
-        It has the kind of the symbol, three flags (positive, size-like, backed), two
-        ranges, and an example. The ranges are torch's, and the program's for its
-        callers; they may differ. The example is the size at export; it is None unless a
-        relation contains the symbol.
+        The example, the size at export, is None unless a relation contains the symbol.
         """
         environment = self._environment
         kinds = [name for name, kind in _KINDS.items() if symbol_is_type(symbol, kind)]
@@ -180,15 +194,15 @@ class SymbolsWritten:
         example = None
         if hint is not None and is_related:
             example = self._expression(hint)
-        return [
-            kinds[0],
-            bool(symbol.is_positive),
-            symbol in environment.size_like,
-            hint is not None,
-            self._bounds(environment.var_to_range.get(symbol)),
-            self._bounds(callers_range),
-            example,
-        ]
+        return _SymbolRow(
+            kind=kinds[0],
+            is_positive=bool(symbol.is_positive),
+            is_size=symbol in environment.size_like,
+            is_backed=hint is not None,
+            bounds=self._bounds(environment.var_to_range.get(symbol)),
+            callers_bounds=self._bounds(callers_range),
+            example=example,
+        )
 
     def _bounds(self, range: Any) -> list[Any] | None:
         if range is None:
@@ -273,28 +287,30 @@ class SymbolsRead:
 
         ``name``: the writer's name for the symbol; None names it by its number.
         """
-        kind, positive, is_size, backed, bounds, callers_bounds, example = row
+        fields = _SymbolRow(*row)
         # sympy simplifies by the assumptions about a symbol
         assumptions = {}
-        if kind in ("s", "u"):
+        if fields.kind in ("s", "u"):
             assumptions["integer"] = True
-        if positive:
+        if fields.is_positive:
             assumptions["positive"] = True
         if name:
             symbol = sympy.Symbol(name, **assumptions)
         else:
-            symbol = make_symbol(_KINDS[kind], k, **assumptions)
+            symbol = make_symbol(_KINDS[fields.kind], k, **assumptions)
         environment = self._environment
-        if bounds is not None:
-            environment.var_to_range[symbol] = self._range(bounds)
-        if callers_bounds is not None:
-            self.constraints[symbol] = self._range(callers_bounds)
-        if is_size:
+        if fields.bounds is not None:
+            environment.var_to_range[symbol] = self._range(fields.bounds)
+        if fields.callers_bounds is not None:
+            self.constraints[symbol] = self._range(fields.callers_bounds)
+        if fields.is_size:
             environment.size_like.add(symbol)
-        if backed and example is None:
-            environment.backed_var_to_val[symbol] = self._example(symbol, k)
-        elif backed:
-            environment.backed_var_to_val[symbol] = self._expression(example)
+        if fields.is_backed:
+            if fields.example is None:
+                example = self._example(symbol, k)
+            else:
+                example = self._expression(fields.example)
+            environment.backed_var_to_val[symbol] = example
         return symbol
 
     def _range(self, bounds: Any) -> ValueRanges[Any]:
@@ -349,7 +365,7 @@ class SymbolsRead:
 
     def _is_possible(self, name: str, args: Sequence[Any]) -> bool:
         """Return whether a size may have this function of ``args``."""
-        # such as a truth value in a sum
+        # a truth value in a sum is impossible
         if name not in _LOGICAL:
             if not all(isinstance(arg, sympy.Expr) for arg in args):
                 return False

@@ -19,13 +19,12 @@ from torch.fx import GraphModule, Node
 
 from .arguments import NAMES, TypesWritten, written
 from .constants import written_constants
-from .form import VERSION, Form, dumps
+from .form import VERSION, Form, Labels, Structure, dumps
 from .operators import convention_of, name_of
 from .sizes import NoForm, SymbolsWritten
 
-_BESIDE = ("stack_trace", "nn_module_stack")
 NOT_IN_FORM = frozenset({
-    "val", "debug_handle", *_BESIDE,
+    "val", "debug_handle", "stack_trace", "nn_module_stack",
     EXPORTED, LEFT, "decomposed_from",  # for reports
     "delegation_tag", "no_copy",  # a partitioner's answer, which has been applied
     # the same facts as "val", or fewer
@@ -83,17 +82,18 @@ class _Writer:
         graphs = [self._graph(nodes) for nodes in self._nodes]
         self.node = None
         constants, memories = written_constants(self._tensors)
-        tables = [
-            VERSION,
-            NAMES[torch.get_default_dtype()],  # some rules of torch depend on it
-            self._symbols.table(self.program.range_constraints),
-            [name_of(target) for target in self._targets],
-            self._types.rows,
-            constants,
-            signature,
-            graphs,
-        ]
-        return Form(dumps(tables), dumps(self._beside()), memories, self._tensors)
+        structure = Structure(
+            version=VERSION,
+            # some rules of torch depend on it
+            default_dtype=NAMES[torch.get_default_dtype()],
+            symbols=self._symbols.table(self.program.range_constraints),
+            targets=[name_of(target) for target in self._targets],
+            types=self._types.rows,
+            constants=constants,
+            signature=signature,
+            graphs=graphs,
+        )
+        return Form(dumps(structure), dumps(self._labels()), memories, self._tensors)
 
     def _signature(self) -> list[Any]:
         """Return rows for the program's inputs and outputs.
@@ -117,8 +117,10 @@ class _Writer:
             inputs.append([spec.kind.name, constant, spec.persistent])
         outputs = []
         for output in self.program.graph_signature.output_specs:
-            place = None if output.target is None else position[output.target]
-            outputs.append([output.kind.name, place])
+            written_input = None
+            if output.target is not None:
+                written_input = position[output.target]
+            outputs.append([output.kind.name, written_input])
         return [inputs, outputs]
 
     def _constant(self, tensor: torch.Tensor) -> int:
@@ -140,11 +142,12 @@ class _Writer:
         self.node = node
         # debug handles are numbered in the order in which they appear; 0 means none
         handle = node.meta.get("debug_handle")
-        number = 0
+        handle_number = 0
         if handle is not None:
-            number = self._handles.setdefault(handle, len(self._handles) + 1)
+            handle_number = self._handles.setdefault(handle, len(self._handles) + 1)
         action, args = self._action(node, numbers)
-        row = [action, args, self._types.index(node.meta.get("val")), number]
+        row = [action, args, self._types.index(node.meta.get("val"))]
+        row.append(handle_number)
         further = _further_metadata(node)
         if further:
             row.append(written(further, {}, self._symbols))
@@ -173,8 +176,8 @@ class _Writer:
         args = [written(v, numbers, self._symbols, flat=True) for v in node.args]
         args += convention.defaults[len(args) :]
         for key, value in node.kwargs.items():
-            place = convention.names.index(key)
-            args[place] = written(value, numbers, self._symbols, flat=True)
+            position = convention.names.index(key)
+            args[position] = written(value, numbers, self._symbols, flat=True)
         return number, args
 
     def _attribute(self, node: Node) -> tuple[str, int]:
@@ -187,7 +190,7 @@ class _Writer:
                 return "graph", k
         raise NoForm(f"it has {node.name}, a {type(attribute).__name__}")
 
-    def _beside(self) -> list[Any]:
+    def _labels(self) -> Labels:
         """Return the tables of names, debug handles and source lines."""
         # text -> number: many nodes share a source line or a module
         numbers: dict[str, int] = {}
@@ -195,14 +198,14 @@ class _Writer:
             [self._names(node, numbers) for node in nodes] for nodes in self._nodes
         ]
         meta = self.program.graph_module.meta
-        return [
-            [spec.target for spec in self.program.graph_signature.input_specs],
-            list(map(str, self._symbols.numbers)),
-            list(self._handles),
-            {key: meta.get(key) for key in ("method", "partition")},
-            list(numbers),
-            graphs,
-        ]
+        return Labels(
+            inputs=[spec.target for spec in self.program.graph_signature.input_specs],
+            symbols=list(map(str, self._symbols.numbers)),
+            handles=list(self._handles),
+            origin={key: meta.get(key) for key in ("method", "partition")},
+            texts=list(numbers),
+            graphs=graphs,
+        )
 
     def _names(self, node: Node, numbers: dict[str, int]) -> list[Any]:
         """Return a node's name, its target, and the numbers of two texts.
@@ -223,7 +226,7 @@ class _Writer:
 
 
 def _further_metadata(node: Node) -> dict[str, Any]:
-    """Return the metadata of a node for its form, apart from type and debug handle."""
+    """Return the metadata of a node for its form, except ``NOT_IN_FORM``."""
     found = {}
     for key in node.meta.keys() - NOT_IN_FORM:
         value = node.meta[key]
