@@ -231,8 +231,8 @@ os._exit(3)
 def test_children_of_workers_end_with_the_caller():
     lifeline, ours = os.pipe()
     code = (
-        "from delegraph_workers.worker import _die_with; import subprocess,"
-        " sys\n_die_with(int(sys.argv[1]))\n"
+        "from delegraph_workers.worker import _end_with; import subprocess,"
+        " sys\n_end_with(int(sys.argv[1]))\n"
     )
     code += (
         "child = subprocess.Popen(['sleep', '60'])\nprint(child.pid,"

@@ -45,10 +45,10 @@ class BackendUnderTest(ConfiguredBackend):
             if within is not None and attempts and time.monotonic() > start + within:
                 break
             before = take_snapshot(program.exported)
-            one = self.attempt(program)
-            if one is not None:
-                one.changed = differences(before, take_snapshot(program.exported))
-                attempts.append(one)
+            attempt = self.attempt(program)
+            if attempt is not None:
+                attempt.changed = differences(before, take_snapshot(program.exported))
+                attempts.append(attempt)
         return attempts
 
     def left_out(self, times: int) -> set[str]:
@@ -61,10 +61,10 @@ class BackendUnderTest(ConfiguredBackend):
         if within is None:
             return self.fatal
         left_out = {p.name for p in self.programs}
-        for one in self.samples:
-            within -= times * one.seconds
+        for attempt in self.samples:
+            within -= times * attempt.seconds
             if within > 0 or len(left_out) == len(self.programs):  # one at least
-                left_out.discard(one.program.name)
+                left_out.discard(attempt.program.name)
         return left_out | self.fatal
 
     @property

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delegraph import Registry, default_registry
 from delegraph.errors import DelegraphError, InputError, NoRuntime, Unsupported
@@ -19,7 +19,7 @@ from delegraph.plugin import IN_PROCESS
 
 from .failures import CheckFailed, CheckSkipped
 from .lowering_attempt import LoweringAttempt, attempt_lowering, quiet
-from .programs import PROGRAMS, Example, Program, given
+from .programs import PROGRAMS, Example, Program, own_example
 from .random_programs import random_program
 from .recipe import Recipe, portable
 from .subprocesses import Answer, Report, find_by_name, fork_server
@@ -34,9 +34,10 @@ TOLERANCE = 1e-4
 DEVICE = "executorch"
 """The runtime in which device halves run."""
 GATE = 600
-QUICK_GATE = 100
 """The number of operators and random programs that are tried with the small programs.
 """
+QUICK_GATE = 100
+"""The same number for ``--quick``."""
 Register = Callable[[Registry], Any]
 _FIELDS = (
     "name",
@@ -97,7 +98,7 @@ class ConfiguredBackend:
     started: float = field(default_factory=time.monotonic, repr=False)
 
     def share(self, part: float) -> float | None:
-        """Return the seconds for a check: a part of the rest of ``budget``, or None."""
+        """Return a part of the seconds that remain of ``budget``; None without one."""
         if not self.budget:
             return None
         left = self.started + self.budget - time.monotonic()
@@ -146,17 +147,17 @@ class ConfiguredBackend:
         A failing build fails the check.
         """
         if self.device:
-            skipped, failed = self._device
-            if skipped:
-                raise CheckSkipped(skipped)
-            if failed:
-                raise CheckFailed(f"the device half cannot be loaded: {failed}")
+            found = self._device
+            if found.why_absent:
+                raise CheckSkipped(found.why_absent)
+            if found.fault:
+                raise CheckFailed(f"the device half cannot be loaded: {found.fault}")
 
     @cached_property
-    def _device(self) -> tuple[str, str]:
+    def _device(self) -> DeviceSearch:
         answer = self.run_apart(find_device)
         # the checks find a crash again, and report its program
-        return answer.result or ("", "")
+        return answer.result or DeviceSearch()
 
     @contextmanager
     def saved(self, lowered: LoweredProgram) -> Iterator[Path]:
@@ -174,7 +175,7 @@ class ConfiguredBackend:
     @cached_property
     def programs(self) -> tuple[Program, ...]:
         """Return the backend's example, the common small programs and some random ones."""
-        own = (given(self.example),) if self.example is not None else ()
+        own = (own_example(self.example),) if self.example is not None else ()
         return (*own, *PROGRAMS, *map(random_program, range(self.randoms)))
 
     def attempt(
@@ -222,6 +223,7 @@ class ConfiguredBackend:
             return Answer(function(self, *args, lambda text: None))
 
     def _recipe(self) -> Recipe:
+        """Describe this backend for another process; skip the check if impossible."""
         if (
             self.register is None
             and self.registry.entry(self.name).producer[0] == IN_PROCESS
@@ -239,29 +241,39 @@ def _call(recipe: Recipe, function: str, *args: Any) -> Any:
     return find_by_name(function)(ConfiguredBackend(**recipe.arguments()), *args)
 
 
-def find_device(backend: ConfiguredBackend, report: Report) -> tuple[str, str]:
-    """Return the reason why no device can run here, and the fault of the device half.
+class DeviceSearch(NamedTuple):
+    """The reason why no device can run here, and the fault of the device half.
 
-    Each is "" if there is none. Runs in another process.
+    Each is "" if there is none.
     """
+
+    why_absent: str = ""
+    fault: str = ""
+
+
+def find_device(backend: ConfiguredBackend, report: Report) -> DeviceSearch:
+    """Run samples on the device until one runs or fails. Runs in another process."""
     runtime = backend.needs_runtime()
     for program in backend.programs:
         report(program.name)
-        one = backend.attempt(program)
-        if one is None or one.lowered is None or not one.lowered.delegates:
+        attempt = backend.attempt(program)
+        if attempt is None or attempt.lowered is None or not attempt.lowered.delegates:
             continue
         try:
             with quiet():
-                one.lowered.verify(*one.inputs, runtime=DEVICE)
+                attempt.lowered.verify(*attempt.inputs, runtime=DEVICE)
         except NoRuntime as e:
-            return (f"{e.message}; {e.hint}" if e.hint else e.message), ""
+            why = f"{e.message}; {e.hint}" if e.hint else e.message
+            return DeviceSearch(why_absent=why)
         except Unsupported:  # the device's runtime lacks a kernel for a host operator
             continue
         except InputError as e:
             if runtime.device_half is not None:
-                return "", ""
-            return "", f"{runtime.__name__} has no device_half, and {e.message}"
+                return DeviceSearch()
+            return DeviceSearch(
+                fault=f"{runtime.__name__} has no device_half, and {e.message}"
+            )
         except DelegraphError as e:
-            return "", e.message
+            return DeviceSearch(fault=e.message)
         break
-    return "", ""
+    return DeviceSearch()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._higher_order_ops.while_loop import while_loop
 
-from .programs import Example, Program, written
+from .programs import Example, Program, from_text
 
 
 class Branches(torch.nn.Module):
@@ -66,7 +66,7 @@ from torch._higher_order_ops.while_loop import while_loop
 """
 
 
-WITHOUT_CONTROL_FLOW = written(
+WITHOUT_CONTROL_FLOW = from_text(
     "the operators of branches and loops",
     """
     import torch

@@ -26,6 +26,7 @@ _FEW = 3
 
 
 def _programs(backend: ConfiguredBackend) -> Iterator[Program]:
+    """Yield the programs of the chosen operators, or the first ``backend.gate`` ones."""
     programs = operator_programs(backend.operators)
     return programs if backend.operators else itertools.islice(programs, backend.gate)
 
@@ -39,13 +40,13 @@ def try_support(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
     registry = delegraph.Registry(discover=False)
     spec = backend.registry.spec(backend.name)
     registry.register(_stand_in(spec.backend_id))
-    one = attempt_lowering(
-        program, program.exported, backend.partitioner, registry, True
+    attempt = attempt_lowering(
+        program, program.exported, backend.partitioner, registry, eager=True
     )
-    fault = partitioning_fault(one)
-    if one.lowered is None:
+    fault = partitioning_fault(attempt)
+    if attempt.lowered is None:
         return [Outcome(program.name, faults=() if fault is None else (fault,))]
-    report = one.lowered.report
+    report = attempt.lowered.report
     accepted: Counter[str] = Counter()
     for row in report.delegates:
         accepted.update(row.operators)
@@ -60,6 +61,8 @@ def try_support(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
 
 
 def _stand_in(backend_id: str) -> type[BackendDetails]:
+    """Return a compiler with this name that returns an empty blob."""
+
     def preprocess(edge_program: object, compile_specs: object) -> PreprocessResult:
         return PreprocessResult(b"")
 
@@ -67,12 +70,14 @@ def _stand_in(backend_id: str) -> type[BackendDetails]:
 
 
 SUPPORT = Series(f"{__name__}:SUPPORT", _programs, try_support, lanes=2)
+"""OpInfo's programs, for the support check only."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One operator: the number of accepted calls, and reasons of refusals, by element
-    type.
+    """One operator. ``taken``: element type -> number of accepted calls.
+
+    ``refused``: element type -> reasons of refusals.
     """
 
     operator: str
@@ -99,12 +104,13 @@ class Row:
 def collect(outcomes: Iterable[Outcome]) -> list[Row]:
     """Return a row for each operator, by name."""
     rows: dict[str, Row] = {}
-    for one in outcomes:
-        dtype = one.program.split(", ")[1]
-        for name in one.accepted:
+    for outcome in outcomes:
+        # names of OpInfo's programs are such as "add, float32, sample 3"
+        dtype = outcome.program.split(", ")[1]
+        for name in outcome.accepted:
             row = rows.setdefault(name, Row(name, {}, {}))
             row.taken[dtype] = row.taken.get(dtype, 0) + 1
-        for name, reason in one.refused:
+        for name, reason in outcome.refused:
             row = rows.setdefault(name, Row(name, {}, {}))
             row.refused.setdefault(dtype, []).append(reason)
     return [rows[name] for name in sorted(rows)]

@@ -16,14 +16,14 @@ from .configured_backend import ConfiguredBackend
 
 
 @contextmanager
-def calling(
+def intercepted_calls(
     backend: ConfiguredBackend,
     call: Callable[[Any, tuple[Any, ...]], Any],
     function: str = "load",
 ) -> Iterator[None]:
-    """Call delegates through ``call(delegate, inputs)`` inside of the context.
+    """Replace calls of delegates by ``call(delegate, inputs)``.
 
-    This concerns delegates that the runtime's ``function`` makes inside of it.
+    This affects the delegates that ``function`` of the runtime makes in the context.
     """
     assert backend.runtime is not None
     load = getattr(backend.runtime, function)
@@ -53,7 +53,7 @@ def written_inputs(backend: ConfiguredBackend) -> Iterator[list[int]]:
                 written.append(k)
         return results
 
-    with calling(backend, call):
+    with intercepted_calls(backend, call):
         yield written
 
 
@@ -70,7 +70,7 @@ def inputs_in_c_order(backend: ConfiguredBackend) -> Iterator[None]:
         ]
         return delegate(*copies)
 
-    with calling(backend, call):
+    with intercepted_calls(backend, call):
         yield
 
 

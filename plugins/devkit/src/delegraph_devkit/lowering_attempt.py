@@ -165,6 +165,7 @@ class Recording(Partitioner):
 
 
 _ALLOWED = {"delegation_tag", "no_copy", INDEXED, WITHIN}
+"""Keys of metadata that every partitioner may set."""
 
 
 def _changes(
@@ -183,6 +184,7 @@ def _changes(
 
 
 def _differs(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> bool:
+    """Return whether a key is missing in one dictionary, or has another value."""
     if key not in before or key not in now:
         return True
     # identity first: comparing tensors does not give a bool
@@ -231,6 +233,7 @@ def attempt_lowering(
 def _phase(
     error: BaseException, attempt: LoweringAttempt, registry: delegraph.Registry
 ) -> Phase:
+    """Return the step at which a lowering stopped with ``error``."""
     try:
         with quiet():
             delegraph.lower(attempt.exported, backends=[], registry=registry)

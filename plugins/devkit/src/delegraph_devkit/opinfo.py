@@ -33,9 +33,9 @@ ROUNDS = (
     (torch.float32, 0.1),
     (torch.float32, 0.6),
 )
-"""The element type of each round, and the place of the sample of every operator.
+"""For each round: the element type, and the position of the sample of every operator.
 
-The places go from 0 (first sample) to 1 (last sample).
+Position 0 is the first sample; position 1 would be after the last one.
 """
 _MUTABLE = "__allow_nonbracketed_mutation_flag"
 _LARGEST = 10_000
@@ -49,10 +49,10 @@ def operator_programs(operators: Collection[str] = ()) -> Iterator[Program]:
     sample.
     """
     chosen = _rows(operators) if operators else _table()
-    for dtype, place in ROUNDS:
+    for dtype, position in ROUNDS:
         for info in chosen:
             if dtype in info.supported_dtypes("cpu"):
-                program = _program(info, dtype, place)
+                program = _program(info, dtype, position)
                 if program is not None:
                     yield program
 
@@ -138,12 +138,12 @@ def _stand_in(module: str) -> bool:
     return False
 
 
-def _program(info: Any, dtype: torch.dtype, place: float) -> Program | None:
+def _program(info: Any, dtype: torch.dtype, position: float) -> Program | None:
     """Return the program of a sample; None if the sample has no small dense tensors."""
     samples = _samples(info, dtype)
     if not samples:
         return None
-    index = int(place * len(samples))
+    index = int(position * len(samples))
     sample = samples[index]
     leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
     tensors = tuple(v for v in leaves if isinstance(v, torch.Tensor))
@@ -159,20 +159,21 @@ def _program(info: Any, dtype: torch.dtype, place: float) -> Program | None:
 
 
 def _samples(info: Any, dtype: torch.dtype) -> list[Any]:
-    """Return all samples.
+    """Return all samples of an operator; [] if this build of torch cannot make them.
 
-    An unfinished generator would run its last lines at any later time.
+    The list is complete even if one sample is needed: an unfinished generator would run
+    its last lines at any later time.
     """
     with undisturbed():
         torch.manual_seed(0)
         try:
             return list(info.sample_inputs("cpu", dtype, requires_grad=False))
         except Exception:
-            # this build of torch cannot make the sample
             return []
 
 
 def _fits(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is dense and small."""
     return tensor.layout is torch.strided and tensor.numel() <= _LARGEST
 
 
@@ -184,11 +185,13 @@ class Call(torch.nn.Module):
         self.op = op
         self.spec = spec
         self.leaves = [None if isinstance(v, torch.Tensor) else v for v in leaves]
-        self.places = [k for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+        self.positions = [
+            k for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)
+        ]
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         leaves = list(self.leaves)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            leaves[place] = tensor
+        for position, tensor in zip(self.positions, tensors, strict=True):
+            leaves[position] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return self.op(*args, **kwargs)

@@ -21,6 +21,7 @@ from .programs import Program
 _LISTED = 64
 """The most elements of a tensor that is written as numbers."""
 _WIDTH = 110
+"""The length of lines of encoded tensors."""
 OTHER_INPUTS = (
     "[x.flip(list(range(x.dim()))) if isinstance(x, torch.Tensor) else x for x in"
     " inputs]"
@@ -73,11 +74,8 @@ def _text(program: ExportedProgram, inputs: Sequence[Any]) -> str | None:
     returned = [
         _literal(v) for spec, v in outputs if spec.kind is OutputKind.USER_OUTPUT
     ]
-    lines.append(
-        f"return {returned[0]}"
-        if len(returned) == 1
-        else f"return ({', '.join(returned)})"
-    )
+    results = returned[0] if len(returned) == 1 else f"({', '.join(returned)})"
+    lines.append(f"return {results}")
     leaves = pytree.tree_leaves(tuple(inputs))
     given = ",\n".join(
         tensor_text(v) if isinstance(v, torch.Tensor) else _literal(v) for v in leaves
@@ -108,27 +106,23 @@ def _text(program: ExportedProgram, inputs: Sequence[Any]) -> str | None:
 
 
 def _call(node: Node) -> str:
+    """Return the expression of a call."""
     target: Any = node.target
     if target is operator.getitem:
         return f"{node.args[0]}[{node.args[1]!r}]"
-    named = (
-        f"torch.ops.{target}"
-        if isinstance(target, torch._ops.OpOverload)
-        else _function(target)
-    )
-    given = [
-        *map(_literal, node.args),
-        *(f"{k}={_literal(v)}" for k, v in node.kwargs.items()),
-    ]
-    return f"{named}({', '.join(given)})"
-
-
-def _function(target: Any) -> str:
-    module = getattr(target, "__module__", "").removeprefix("_")
-    return f"{module or 'torch'}.{target.__name__}"
+    if isinstance(target, torch._ops.OpOverload):
+        function = f"torch.ops.{target}"
+    else:
+        # the functions of _operator are those of operator
+        module = getattr(target, "__module__", "").removeprefix("_")
+        function = f"{module or 'torch'}.{target.__name__}"
+    arguments = [_literal(value) for value in node.args]
+    arguments += [f"{name}={_literal(value)}" for name, value in node.kwargs.items()]
+    return f"{function}({', '.join(arguments)})"
 
 
 def _literal(value: Any) -> str:
+    """Return the expression of an argument; a node becomes its name."""
     if isinstance(value, (list, tuple)):
         listed = ", ".join(map(_literal, value))
         if isinstance(value, list):

@@ -38,7 +38,7 @@ AUTO_SIZES = (3, 2, 5)
 
 @dataclass(frozen=True)
 class Program:
-    """A module with inputs; ``make(n)`` builds it for batches of ``n``.
+    """A module with inputs, which ``make(n)`` builds for batches of ``n``.
 
     ``source`` is Python that sets ``model`` and ``inputs``, for failure messages. By
     default, they show the exported program. ``members`` are the programs of which this
@@ -76,9 +76,10 @@ class Program:
         return self._export(dynamic=True, size=BATCH) or self._export(dynamic=True)
 
     @property
-    def borders(self) -> tuple[int, ...]:
-        """Return sizes for ``exported_dynamic``: the least, the next, a middle, the
-        largest.
+    def dynamic_sizes(self) -> tuple[int, ...]:
+        """Return sizes with which ``exported_dynamic`` is called.
+
+        They are the least of its range, the next, a middle one and the largest.
         """
         if self.exported_dynamic is None:
             return AUTO_SIZES
@@ -88,6 +89,7 @@ class Program:
         return AUTO_SIZES
 
     def _export(self, dynamic: bool, size: Any = Dim.AUTO) -> Exported | None:
+        """Export the program; with ``dynamic``, ``size`` is the size of a batch."""
         with undisturbed():
             try:
                 module, inputs = self.make(3)
@@ -133,7 +135,7 @@ def undisturbed() -> Iterator[None]:
         logging.disable(logged)
 
 
-def written(name: str, source: str, batched: bool = False, **fields: Any) -> Program:
+def from_text(name: str, source: str, batched: bool = False, **fields: Any) -> Program:
     """Return a program from text that sets ``model`` and ``inputs``.
 
     ``N`` is the size of a batch in the text.
@@ -151,7 +153,7 @@ def written(name: str, source: str, batched: bool = False, **fields: Any) -> Pro
     return Program(name, f"N = 3\n{text}" if batched else text, make, batched, **fields)
 
 
-def given(example: Callable[[], Example]) -> Program:
+def own_example(example: Callable[[], Example]) -> Program:
     """Return the backend's own example, made with the same random numbers every time."""
 
     def make(n: int) -> Example:
@@ -182,7 +184,7 @@ def place_text(function: Callable[..., Any]) -> str:
     return ".".join([read, *attributes])
 
 
-def relaid(program: Program) -> Program:
+def in_other_layout(program: Program) -> Program:
     """Return the same program with inputs whose first dimension is contiguous."""
 
     def make(n: int) -> Example:
@@ -198,14 +200,17 @@ def relaid(program: Program) -> Program:
     return Program(f"{program.name} in another layout", program.source + line, make)
 
 
-def _written(
+def _small_module(
     name: str,
     inputs: str,
     *forward: str,
     init: Sequence[str] = (),
     parameters: str = "x",
 ) -> Program:
-    """Return a program of a module: ``forward`` and ``init`` are lines of methods."""
+    """Return the program of a module with the lines ``forward`` and ``init``.
+
+    ``inputs`` is the text of its inputs. If it has ``N``, that is the size of a batch.
+    """
     lines = [
         "import torch",
         "import torch.nn.functional as F",
@@ -221,17 +226,17 @@ def _written(
     lines.append(f"    def forward(self, {parameters}):")
     lines += [f"        {line}" for line in forward]
     lines += ["", "model = Model().eval()", f"inputs = ({inputs},)"]
-    return written(name, "\n".join(lines), batched="N" in inputs)
+    return from_text(name, "\n".join(lines), batched="N" in inputs)
 
 
 PROGRAMS: tuple[Program, ...] = (
-    _written(
+    _small_module(
         "mlp",
         "torch.randn(N, 8)",
         "return self.b(torch.relu(self.a(x)))",
         init=("self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)",),
     ),
-    _written(
+    _small_module(
         "convolutions",
         "torch.randn(N, 3, 8, 8)",
         "x = torch.relu(self.n(self.a(x)))",
@@ -242,38 +247,38 @@ PROGRAMS: tuple[Program, ...] = (
             "self.b = torch.nn.Conv2d(4, 2, 3)",
         ),
     ),
-    _written(
+    _small_module(
         "convolution",
         "torch.randn(N, 3, 8, 8)",
         "x = F.max_pool2d(torch.relu(self.a(x)), 2)",
         "return x.flatten(1)",
         init=("self.a = torch.nn.Conv2d(3, 4, 3)",),
     ),
-    _written(
+    _small_module(
         "arithmetic",
         "torch.randn(N, 4), torch.randn(N, 4)",
         "return (x + y) * 2 - x * y",
         parameters="x, y",
     ),
-    _written(
+    _small_module(
         "functions",
         "torch.rand(N, 5) + 0.5",
         "return torch.sin(x) + torch.exp(-x), torch.tan(x * 0.5)",
     ),
-    _written(
+    _small_module(
         "integers",
         "torch.randint(-9, 9, (N, 4), dtype=torch.int32)",
         "y = x + x * 2",
         "return y - x, torch.maximum(y, x)",
     ),
-    _written("sine", "torch.randn(N, 3)", "return torch.sin(x)"),
-    _written(
+    _small_module("sine", "torch.randn(N, 3)", "return torch.sin(x)"),
+    _small_module(
         "product",
         "torch.randn(3, 4), torch.randn(4, 2)",
         "return torch.mm(x, y) + 1",
         parameters="x, y",
     ),
-    _written(
+    _small_module(
         "attention",
         "torch.randn(N, 4, 8)",
         "q, k, v = self.a(x).chunk(3, -1)",
@@ -281,13 +286,13 @@ PROGRAMS: tuple[Program, ...] = (
         "return self.n(x + s @ v)",
         init=("self.a, self.n = torch.nn.Linear(8, 24), torch.nn.LayerNorm(8)",),
     ),
-    _written(
+    _small_module(
         "tokens",
         "torch.randint(0, 10, (N, 6))",
         "return self.e(x).mean(1)",
         init=("self.e = torch.nn.Embedding(10, 4)",),
     ),
-    _written(
+    _small_module(
         "shared",
         "torch.randn(N, 4)",
         "y = F.linear(x, self.w)",
@@ -295,7 +300,7 @@ PROGRAMS: tuple[Program, ...] = (
         "return F.linear(z, self.w), y * self.w[0]",
         init=("self.w = torch.nn.Parameter(torch.randn(4, 4))",),
     ),
-    _written(
+    _small_module(
         "state",
         "torch.randn(N, 4)",
         "self.total.add_(x.sum())",
@@ -308,28 +313,28 @@ PROGRAMS: tuple[Program, ...] = (
 """Small programs of common kinds, for every backend."""
 
 SIZED = (
-    _written(
+    _small_module(
         "selection",
         "torch.randn(N, 3, 8, 8)",
         "x = self.a(x)",
         "return torch.where(x > 0, x, x * 0.1)",
         init=("self.a = torch.nn.Conv2d(3, 4, 3)",),
     ),
-    _written(
+    _small_module(
         "slopes",
         "torch.randn(N, 3, 8, 8)",
         "return self.p(self.a(x))",
         init=("self.a, self.p = torch.nn.Conv2d(3, 4, 3), torch.nn.PReLU(4)",),
     ),
-    _written(
+    _small_module(
         "two_results",
         "torch.randn(N, 8)",
         "y = self.a(x)",
         "return y, self.b(torch.relu(y))",
         init=("self.a, self.b = torch.nn.Linear(8, 6), torch.nn.Linear(6, 4)",),
     ),
-    _written("stack", "torch.randn(N, 3, 6)", "return torch.stack([x, x * 2], 3)"),
-    _written(
+    _small_module("stack", "torch.randn(N, 3, 6)", "return torch.stack([x, x * 2], 3)"),
+    _small_module(
         "column",
         "torch.randn(N, 3, 6)",
         "return self.a(x)[..., :1].reshape(-1)",
@@ -339,23 +344,23 @@ SIZED = (
 """Programs that are tried with dynamic sizes only."""
 
 NOTHING = (
-    _written("returns_its_input", "torch.randn(N, 3)", "return x"),
-    _written(
+    _small_module("returns_its_input", "torch.randn(N, 3)", "return x"),
+    _small_module(
         "ignores_an_input",
         "torch.randn(N, 3), torch.randn(N)",
         "return y",
         parameters="x, y",
     ),
-    _written(
+    _small_module(
         "returns_a_constant",
         "torch.randn(N, 3)",
         "return x, self.c",
         init=("self.register_buffer('c', torch.arange(4.0))",),
     ),
-    _written(
+    _small_module(
         "unusual", "torch.rand(N, 3) + 1", "return torch.special.modified_bessel_k0(x)"
     ),
-    _written(
+    _small_module(
         "one_of_them_twice",
         "torch.randn(N, 3)",
         "y = torch.special.bessel_j1(x)",
@@ -365,7 +370,7 @@ NOTHING = (
 """Programs with little or nothing to delegate."""
 
 RELAID = tuple(
-    relaid(p)
+    in_other_layout(p)
     for p in PROGRAMS
     if p.name in ("mlp", "convolution", "arithmetic", "integers", "product")
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .programs import Program, written
+from .programs import Program, from_text
 
 _UNARY = ("relu", "sigmoid", "tanh", "sin", "neg", "abs", "square", "exp")
 _IN_PLACE = (
@@ -38,7 +38,7 @@ class _Value:
 def random_program(seed: int) -> Program:
     """Return the program of a seed; it is the same in every process."""
     writer = _Writer(random.Random(f"delegraph {seed}"))
-    return written(f"random_{seed}", writer.text(seed))
+    return from_text(f"random_{seed}", writer.text(seed))
 
 
 class _Writer:
@@ -54,6 +54,7 @@ class _Writer:
         self.count = 0
 
     def text(self, seed: int) -> str:
+        """Write the module, and return its text."""
         for _ in range(self.rng.randint(4, 14)):
             self._step()
         names = ", ".join(v.name for v in self.inputs)
@@ -88,14 +89,14 @@ class _Writer:
         return ", ".join(v.name for v in [self.values[-1], *others])
 
     def _step(self) -> None:
+        """Write lines for a random step on a recent value."""
+        # frequent steps are listed twice
         kinds: list[Callable[[_Value], None]] = [
             self._unary,
             self._unary,
             self._binary,
             self._binary,
             self._constant,
-        ]
-        kinds += [
             self._linear,
             self._view,
             self._view,
@@ -109,12 +110,13 @@ class _Writer:
         self.rng.choice(kinds)(self.rng.choice(recent))
 
     def _new(self, shape: tuple[int, ...], text: str, own: bool = True) -> None:
+        """Write a line that sets a new variable to the expression ``text``."""
         self.lines.append(f"v{self.count} = {text}")
         self.values.append(_Value(f"v{self.count}", shape, own))
         self.count += 1
 
-    def _made(self, name: str, value: str) -> str:
-        """Return a parameter or submodule; later uses of the name share it."""
+    def _attribute(self, name: str, value: str) -> str:
+        """Return the text of a parameter or submodule, which equal names share."""
         self.init.setdefault(name, value)
         return f"self.{name}"
 
@@ -132,12 +134,14 @@ class _Writer:
 
     def _constant(self, v: _Value) -> None:
         size = v.shape[-1]
-        constant = self._made(f"c{size}", f"torch.nn.Parameter(torch.randn({size}))")
+        constant = self._attribute(
+            f"c{size}", f"torch.nn.Parameter(torch.randn({size}))"
+        )
         self._new(v.shape, f"{v.name} {self.rng.choice('+*')} {constant}")
 
     def _linear(self, v: _Value) -> None:
         size = v.shape[-1]
-        layer = self._made(f"linear{size}", f"torch.nn.Linear({size}, {size})")
+        layer = self._attribute(f"linear{size}", f"torch.nn.Linear({size}, {size})")
         self._new(v.shape, f"{layer}({v.name})")
 
     def _norm(self, v: _Value) -> None:
@@ -149,7 +153,7 @@ class _Writer:
 
     def _view(self, v: _Value) -> None:
         """Add a view of ``v``: writing it writes ``v``."""
-        a, b = 0, 0
+        a = b = 0
         if len(v.shape) > 1:
             a, b = self.rng.sample(range(len(v.shape)), 2)
         swapped = list(v.shape)

@@ -26,8 +26,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The arguments of a backend under test, and the path and variables of this
-    process.
+    """A description of a backend from which another process can make it again.
+
+    ``fields`` are arguments of ConfiguredBackend that can be pickled, ``functions`` the
+    others. ``path`` and ``environment`` are those of this process.
     """
 
     fields: dict[str, Any]

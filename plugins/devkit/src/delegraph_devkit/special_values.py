@@ -11,7 +11,7 @@ from typing import Any
 from delegraph_programs import operator_name, output_values
 from torch.fx import Node
 
-from .programs import Program, written
+from .programs import Program, from_text
 
 _FLOATS = "[nan, inf, -inf, -0.0, 0.0, 1.5, -2.0, 3.0]"
 _WIDE = "[2**40 + 3, -(2**40), 2**62 + 1, -(2**63), 2**63 - 1, 0, -1, 7]"
@@ -119,9 +119,9 @@ def _group(name: str, inputs: str, *expressions: str) -> Program:
     Each of its members has one expression.
     """
     members = tuple(
-        written(f"{name}: {e}", _text(inputs, e), special=True) for e in expressions
+        from_text(f"{name}: {e}", _text(inputs, e), special=True) for e in expressions
     )
-    return written(
+    return from_text(
         name,
         _text(inputs, f"({', '.join(expressions)},)"),
         special=True,

@@ -37,9 +37,9 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Answer:
-    """The end of a job: its ``result``, the exception it ``raised``, or how it
-    ``died``.
+    """The end of a job: its ``result``, its exception, or the end of its process.
 
+    ``raised`` and ``died`` describe the last two; they are "" if they do not apply.
     ``items`` are the elements that a generator yielded, ``progress`` is the last
     report, ``output`` the end of the printed text. ``hung``: the job took too long, and
     was ended.
@@ -137,11 +137,12 @@ def _send(stream: IO[bytes], item: Any) -> None:
 
 
 def _receive(stream: IO[bytes]) -> Any:
-    (size,) = _HEADER.unpack(_exactly(stream, _HEADER.size))
-    return pickle.loads(_exactly(stream, size))
+    (size,) = _HEADER.unpack(_read_exactly(stream, _HEADER.size))
+    return pickle.loads(_read_exactly(stream, size))
 
 
-def _exactly(stream: IO[bytes], size: int) -> bytes:
+def _read_exactly(stream: IO[bytes], size: int) -> bytes:
+    """Read ``size`` bytes. Raises EOFError if the stream ends before."""
     data = stream.read(size)
     if len(data) < size:
         raise EOFError
@@ -178,6 +179,7 @@ def serve() -> None:
 
 
 def _fork(function: str, args: tuple[Any, ...], seconds: float) -> Answer:
+    """Run a job in a fork of this process; return its end (``ForkServer.run``)."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as output:
         process = os.fork()
@@ -186,38 +188,39 @@ def _fork(function: str, args: tuple[Any, ...], seconds: float) -> Answer:
             _job(function, args, writing, output.fileno())
         os.close(writing)
         with os.fdopen(reading, "rb") as stream:
-            frames = _receive_frames(stream, seconds)
-        if frames.silent:
+            messages = _receive_messages(stream, seconds)
+        if messages.silent:
             os.kill(process, signal.SIGKILL)
         _, status = os.waitpid(process, 0)
         output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
         printed = output.read().decode(errors="replace").strip()
     ending = signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
     # the signal of the limit of CPU time is SIGPROF
-    hung = frames.silent or ending is signal.SIGPROF
+    hung = messages.silent or ending is signal.SIGPROF
     died = ""
     if hung:
         died = "did not end in time"
     elif ending is not None:
         died = f"was ended by {ending.name}"
-    elif not frames.last.keys() & {"result", "error"}:
+    elif not messages.last.keys() & {"result", "error"}:
         died = f"exited with code {os.waitstatus_to_exitcode(status)}"
     return Answer(
-        result=frames.last.get("result"),
-        items=tuple(frames.items),
-        raised=frames.last.get("error", ""),
+        result=messages.last.get("result"),
+        items=tuple(messages.items),
+        raised=messages.last.get("error", ""),
         died=died,
         hung=hung,
-        progress=frames.last.get("progress", ""),
+        progress=messages.last.get("progress", ""),
         output=printed,
     )
 
 
 @dataclass
-class _Frames:
-    """The frames of a job: the last one of each kind, and all items.
+class _Messages:
+    """The messages of a job, such as ("progress", text) or ("item", item).
 
-    ``silent``: the job sent no frame for too long.
+    ``last``: kind -> content of the last message of this kind. ``items``: the contents
+    of all items. ``silent``: the job sent no message for too long.
     """
 
     last: dict[str, Any] = field(default_factory=dict)
@@ -225,18 +228,18 @@ class _Frames:
     silent: bool = False
 
 
-def _receive_frames(stream: IO[bytes], seconds: float) -> _Frames:
-    """Read frames until the stream ends, or is silent for ``seconds``."""
-    frames = _Frames()
+def _receive_messages(stream: IO[bytes], seconds: float) -> _Messages:
+    """Read messages until the stream ends, or is silent for ``seconds``."""
+    messages = _Messages()
     data = b""
     while True:
         ready, _, _ = select.select([stream], [], [], seconds)
         if not ready:
-            frames.silent = True
-            return frames
+            messages.silent = True
+            return messages
         more = os.read(stream.fileno(), 1 << 20)
         if not more:
-            return frames
+            return messages
         data += more
         while len(data) >= _HEADER.size:
             (size,) = _HEADER.unpack_from(data)
@@ -245,9 +248,9 @@ def _receive_frames(stream: IO[bytes], seconds: float) -> _Frames:
                 break
             kind, content = pickle.loads(data[_HEADER.size : end])
             data = data[end:]
-            frames.last[kind] = content
+            messages.last[kind] = content
             if kind == "item":
-                frames.items.append(content)
+                messages.items.append(content)
 
 
 def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> None:
@@ -280,7 +283,7 @@ def find_by_name(name: str) -> Any:
 
 
 def _limit_memory(beyond: int) -> None:
-    """Limit the memory of this process to its current use and ``beyond`` bytes."""
+    """Limit the memory of this process to ``beyond`` bytes more than it uses now."""
     import resource
 
     if sys.platform == "linux":  # macOS defines RLIMIT_AS, but refuses it

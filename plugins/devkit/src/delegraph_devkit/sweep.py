@@ -1,6 +1,9 @@
 """Try many programs on one backend, in other processes.
 
-A crash costs one program, whose outcome reports it.
+A *series* is a list of programs and a function that tries one of them. Several *lanes*
+share a series: lane 1 of 2 tries the programs 0, 2, 4 and so on, one after the other in
+one process. If the process crashes, the outcome of its program reports that, and the
+lane continues in a new process. A *group* is a program that has members.
 """
 
 from __future__ import annotations
@@ -35,16 +38,16 @@ REPORT_SECONDS = 20.0
 Each process first makes all earlier programs again, so progress gets slower.
 """
 _MOST_CRASHES = 20
+"""A lane ends after this many crashes: each costs the start of a process."""
 _FIXED = (*SPECIAL, *RELAID, WITHOUT_CONTROL_FLOW)
 
 
 @dataclass(frozen=True)
 class Series:
-    """The same programs in the same order, and the function that tries each of them.
+    """Programs in a fixed order, and the function that tries each of them.
 
     Another process finds the series by ``name``, ``"module:NAME"``. ``groups`` are the
     programs that have members. ``export`` exports programs once for all processes.
-    ``lanes`` processes share the programs.
     """
 
     name: str
@@ -55,7 +58,7 @@ class Series:
     lanes: int = 1
 
     def find(self, backend: ConfiguredBackend, name: str) -> Program | None:
-        """Return the program of a name."""
+        """Return the program with a name, or the member of a program; None if absent."""
         for program in self.programs(backend):
             for candidate in (program, *program.members):
                 if candidate.name == name:
@@ -67,6 +70,7 @@ class Series:
 
 
 def _gate(backend: ConfiguredBackend) -> Iterator[Program]:
+    """Yield the programs of GATE, or those of the chosen operators."""
     if backend.operators:
         return itertools.chain(
             operator_programs(backend.operators),
@@ -76,6 +80,7 @@ def _gate(backend: ConfiguredBackend) -> Iterator[Program]:
 
 
 def _more(backend: ConfiguredBackend) -> Iterator[Program]:
+    """Yield the programs of MORE."""
     return itertools.islice(_mixed(), backend.gate, None)
 
 
@@ -96,7 +101,9 @@ def export_fixed() -> None:
 
 
 SAMPLES = Series(f"{__name__}:SAMPLES", lambda backend: iter(backend.programs))
+"""The small programs that every check uses (``ConfiguredBackend.programs``)."""
 GATE = Series(f"{__name__}:GATE", _gate, groups=SPECIAL, export=export_fixed, lanes=2)
+"""Special values, and the first ``backend.gate`` operators and random programs."""
 MORE = Series(f"{__name__}:MORE", _more, export=export_fixed, lanes=2)
 """The programs after those of GATE, tried while there is time."""
 
@@ -112,9 +119,9 @@ def run(
 ) -> list[Outcome]:
     """Return the outcomes of a series, in its order.
 
-    ``seconds`` and ``within`` limit the time. ``within`` is the part of a budget, by
-    default a fifth of the rest. Raises CheckSkipped if programs run on a device that
-    this host lacks.
+    ``seconds`` limits the time of a series that need not be complete. ``within`` is the
+    part of the backend's budget, by default a fifth of the rest. Raises CheckSkipped if
+    programs run on a device that this host lacks.
     """
     backend.needs_device()
     if within is None:
@@ -129,11 +136,13 @@ def run(
         with ThreadPoolExecutor(lanes) as executor:
             tried = list(executor.map(run_lane, range(lanes)))
     except CheckSkipped:
-        # a backend that exists in this process only is tried here, without protection
+        # A backend that exists in this process only is tried here, where a crash is
+        # fatal. An optional series is not worth that.
         if seconds is not None:
             return []
         tried = [[series.attempt(p, backend) for p in series.programs(backend)]]
     outcomes: list[Outcome] = []
+    # back to the order of the series: one program of each lane in turn
     for row in itertools.zip_longest(*tried, fillvalue=[]):
         outcomes += itertools.chain(*row)
     return outcomes
@@ -160,13 +169,13 @@ class _Lane:
                 limit = min(limit, deadline - time.monotonic())
             answer = self._try(start, inside=False, seconds=limit)
             items = [item for item in answer.items if item is not None]
-            self._tell_faults(items)
+            self._print_faults(items)
             yield from items
 
             start += self.lanes * len(items)
             if answer.failure:
                 ended = self._outcomes_of_ended(answer, start)
-                self._tell_faults([ended])
+                self._print_faults([ended])
                 yield ended
                 start += self.lanes
                 crashes += 1
@@ -176,9 +185,10 @@ class _Lane:
             if deadline is not None and time.monotonic() > deadline:
                 return
             until_report *= 2
-            self._tell_progress(start, items)
+            self._print_progress(start, items)
 
     def _try(self, start: int, inside: bool, seconds: float | None) -> Answer:
+        """Let a new process try programs from ``start`` on (``try_series``)."""
         export = self.series.export
         return self.backend.run_elsewhere(
             try_series,
@@ -192,8 +202,8 @@ class _Lane:
             prepare=None if export is None else f"{self.series.name}.export",
         )
 
-    def _outcomes_of_ended(self, answer: Answer, place: int) -> list[Outcome]:
-        """Return the outcomes of the program at which a process ended.
+    def _outcomes_of_ended(self, answer: Answer, number: int) -> list[Outcome]:
+        """Return the outcomes of program ``number``, at which a process ended.
 
         If it is a group, its members are tried, and their outcomes returned.
         """
@@ -203,19 +213,19 @@ class _Lane:
                 f" {answer.output[-500:]}"
             )
         if any(group.name == answer.progress for group in self.series.groups):
-            inside = self._try(place, inside=True, seconds=None)
+            inside = self._try(number, inside=True, seconds=None)
             if inside.failure:
                 return [*itertools.chain(*inside.items), _ended(inside)]
         return [_ended(answer)]
 
-    def _tell_faults(self, found: list[list[Outcome]]) -> None:
+    def _print_faults(self, found: list[list[Outcome]]) -> None:
         """Print faults at once: a user may stop a long check before its end."""
         for outcome in itertools.chain(*found):
             for fault in outcome.faults:
                 text = " ".join(fault.text.split())
                 self.backend.tell(f"{outcome.program}: {text:.200}")
 
-    def _tell_progress(self, start: int, items: list[list[Outcome]]) -> None:
+    def _print_progress(self, start: int, items: list[list[Outcome]]) -> None:
         programs = [outcome.program for outcome in itertools.chain(*items)]
         last = programs[-1] if programs else "none"
         self.backend.tell(
@@ -246,10 +256,11 @@ def try_series(
     seconds: float | None,
     report: Report,
 ) -> Iterator[list[Outcome] | None]:
-    """Return the outcomes of each ``step``-th program, or of one program's members.
+    """Yield the outcomes of each ``step``-th program of a series from ``start`` on.
 
-    Runs in another process. It tries at least one program from ``start`` on. None
-    follows if time did not suffice for the others.
+    With ``inside``, yields those of the members of program ``start`` instead. After
+    ``seconds``, but not before the first program, it yields None and ends. Runs in
+    another process.
     """
     series: Series = find_by_name(name)
     programs = itertools.islice(series.programs(backend), start, None, step)
@@ -301,19 +312,21 @@ class Sweep:
         return "\n".join(_line(o) for o in self.outcomes)
 
 
-def _line(one: Outcome) -> str:
+def _line(outcome: Outcome) -> str:
     """Return a line of ``--verbose``: state, program, and faults or reasons."""
-    refused = "; ".join(dict.fromkeys(f"{name}: {why}" for name, why in one.refused))
+    refused = "; ".join(
+        dict.fromkeys(f"{name}: {why}" for name, why in outcome.refused)
+    )
     state = "-"
-    text = one.excuse
-    if one.faults:
+    text = outcome.excuse
+    if outcome.faults:
         state = "FAILED"
-        text = "; ".join(fault.text.partition("\n")[0] for fault in one.faults)
-    elif one.compared and not one.excuse:
+        text = "; ".join(fault.text.partition("\n")[0] for fault in outcome.faults)
+    elif outcome.compared and not outcome.excuse:
         state = "ok"
     if not text and refused:
         text = f"host: {refused}"
-    return f"{state:6}  {one.program}  {text}".rstrip()
+    return f"{state:6}  {outcome.program}  {text}".rstrip()
 
 
 def faults_of(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, Fault]]:
@@ -329,16 +342,15 @@ def raise_first_fault(
 ) -> None:
     """Raise CheckFailed for the first fault; do nothing if there is none.
 
-    The message shows the program of the fault, which is searched in ``series``.
-
-    ``shown`` returns the program that the message shows.
+    The program of the fault is searched in ``series``. The message shows the result of
+    ``shown(program)``.
     """
     if not faults:
         return
-    (one, fault), *others = faults
+    (outcome, fault), *others = faults
     program = None
     for candidates in series:
-        program = program or candidates.find(backend, one.program)
+        program = program or candidates.find(backend, outcome.program)
     more = []
     for other, further in others:
         first_line = further.text.partition("\n")[0]
@@ -346,7 +358,7 @@ def raise_first_fault(
     ending = verifying(backend)
     if fault.kind is Kind.ALIASED:
         ending = calling_again(backend)
-    elif fault.kind in COMPILE_FAULTS and not one.fatal:
+    elif fault.kind in COMPILE_FAULTS and not outcome.fatal:
         ending = lowering(backend) + "print(lowered.report)\n"
     raise CheckFailed(
         fault.text, program and shown(program), fault.kind.value, more, ending

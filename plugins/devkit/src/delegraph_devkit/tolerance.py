@@ -75,6 +75,8 @@ def _run_eager(program: ExportedProgram, inputs: Sequence[Any]) -> Any:
 
 
 def _move(inputs: Sequence[Any], random: torch.Generator) -> Sequence[Any]:
+    """Return inputs whose floats differ by less than a unit in the last place."""
+
     def move(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value

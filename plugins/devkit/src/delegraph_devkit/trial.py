@@ -128,8 +128,10 @@ class Fault:
 class Outcome:
     """The result of trying a program.
 
-    ``reached``: the partitioner got its calls. ``excuse``: the reason why a difference
-    from eager PyTorch is declared, or not the backend's fault.
+    ``reached``: the partitioner got its calls. ``accepted``: the operator of each
+    delegated call. ``refused``: operator and reason of each refused call. ``compared``:
+    the results were compared with eager PyTorch, with the relative ``error``.
+    ``excuse``: the reason why a difference is declared, or not the backend's fault.
     """
 
     program: str
@@ -158,59 +160,62 @@ def try_program(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
 
 
 def _try(program: Program, backend: ConfiguredBackend) -> Outcome:
-    one = backend.attempt(program)
-    if one is None or one.phase in (Phase.ENGINE, Phase.CONTRACT):
+    """Lower a program, compare its results with eager, and find the cause of a fault."""
+    attempt = backend.attempt(program)
+    if attempt is None or attempt.phase in (Phase.ENGINE, Phase.CONTRACT):
         return Outcome(program.name)  # not the backend's fault, or for another check
-    if not one.calls and one.recording is not None:
+    if not attempt.calls and attempt.recording is not None:
         return Outcome(program.name)
-    fault = partitioning_fault(one)
+    fault = partitioning_fault(attempt)
     faults = () if fault is None else (fault,)
-    if one.lowered is None:
+    if attempt.lowered is None:
         return Outcome(program.name, reached=True, faults=faults)
 
-    refused = [(operator_name(node), str(why)) for node, why in one.refusals.items()]
+    refused = [
+        (operator_name(node), str(why)) for node, why in attempt.refusals.items()
+    ]
     outcome = Outcome(
         program.name,
         reached=True,
-        accepted=one.delegated_operators,
+        accepted=attempt.delegated_operators,
         refused=tuple(refused),
         faults=faults,
     )
-    if not one.lowered.delegates or not is_comparable(one, backend):
+    if not attempt.lowered.delegates or not is_comparable(attempt, backend):
         return outcome
 
     with written_inputs(backend) as written:
-        error, fault = compare_with_eager(one, backend)
+        error, fault = compare_with_eager(attempt, backend)
     if written:
         fault = Fault(Kind.WRITTEN, f"a delegate changed its input {written[0]}")
     # a device's runtime copies results, and passes inputs in C order
     elif not backend.device and fault is None:
-        fault = aliasing_fault(one)
+        fault = aliasing_fault(attempt)
     elif not backend.device and fault is not None:
-        fault = with_cause(fault, one, backend)
+        fault = with_cause(fault, attempt, backend)
     if fault is None:
         return replace(outcome, compared=True, error=error)
-    excuse = blame_others(one, backend) or _declared_difference(one, backend)
+    excuse = blame_others(attempt, backend) or _declared_difference(attempt, backend)
     if excuse is not None:
         return replace(outcome, compared=True, excuse=excuse)
     return replace(outcome, compared=True, faults=(*faults, fault))
 
 
-def partitioning_fault(one: LoweringAttempt) -> Fault | None:
+def partitioning_fault(attempt: LoweringAttempt) -> Fault | None:
     """Return the fault if an accepted call does not compile, or a refused one has no
     reason.
     """
-    if one.phase is Phase.PARTITION:
-        return Fault(Kind.PARTITIONER, f"the partitioner raised {one.failed}")
-    if one.phase is Phase.COMPILE:
+    if attempt.phase is Phase.PARTITION:
+        return Fault(Kind.PARTITIONER, f"the partitioner raised {attempt.failed}")
+    if attempt.phase is Phase.COMPILE:
         return Fault(
             Kind.PREPROCESS,
-            f"the partitioner accepted it, but preprocess raised {one.failed}",
+            f"the partitioner accepted it, but preprocess raised {attempt.failed}",
         )
-    if one.lowered is None:
+    if attempt.lowered is None:
         return None
-    reasons = {n.meta.get("debug_handle"): why for n, why in one.refusals.items()}
-    for node in one.host_calls:
+    reasons = {n.meta.get("debug_handle"): why for n, why in attempt.refusals.items()}
+    for node in attempt.host_calls:
         why = reasons.get(node.meta.get("debug_handle"))
         has_reason = isinstance(why, str) and why.strip()
         if has_reason or operator_name(node) == "getitem":
@@ -224,42 +229,42 @@ def partitioning_fault(one: LoweringAttempt) -> Fault | None:
 
 
 def compare_with_eager(
-    one: LoweringAttempt, backend: ConfiguredBackend
+    attempt: LoweringAttempt, backend: ConfiguredBackend
 ) -> tuple[float, Fault | None]:
     """Return the largest relative error, and the fault if it is too large.
 
     A failing runtime is a fault, too. If an output of eager PyTorch is a rounding error
     itself, an error of its size is accepted.
     """
-    assert one.lowered is not None
+    assert attempt.lowered is not None
     try:
         with quiet():
-            found = one.lowered.verify(*one.inputs, runtime=backend.where)
+            found = attempt.lowered.verify(*attempt.inputs, runtime=backend.where)
     except (Exception, SystemExit) as e:
         return 0.0, _runtime_fault(e)
-    limit = tolerance_of(one.exported, backend.tolerance)
+    limit = tolerance_of(attempt.exported, backend.tolerance)
     if found.relative_error > limit:
-        found = _accept_ties(found, one, backend)
+        found = _accept_ties(found, attempt, backend)
     if found.relative_error <= limit:
         return found.relative_error, None
     with quiet():
-        if is_rounding_error(found, limit, one.exported, one.inputs):
+        if is_rounding_error(found, limit, attempt.exported, attempt.inputs):
             return 0.0, None
     text = (
         f"the results differ from eager by more than {limit:g}, with a largest relative"
         f" error of {found.relative_error:.3g}; {found}"
     )
-    return found.relative_error, Fault(_kind(found, one.exported), text)
+    return found.relative_error, Fault(_kind(found, attempt.exported), text)
 
 
 def _accept_ties(
-    found: Verification, one: LoweringAttempt, backend: ConfiguredBackend
+    found: Verification, attempt: LoweringAttempt, backend: ConfiguredBackend
 ) -> Verification:
     """Compare again, and accept other rounding and another order of equal elements.
 
     Without delegraph-analysis, the result is ``found``.
     """
-    assert one.lowered is not None
+    assert attempt.lowered is not None
     try:
         verify_ties = provided("delegraph_analysis:verify_ties", "accepting ties")
     except PluginUnavailable:
@@ -267,7 +272,7 @@ def _accept_ties(
     try:
         with quiet():
             again: Verification = verify_ties(
-                one.lowered, *one.inputs, runtime=backend.where
+                attempt.lowered, *attempt.inputs, runtime=backend.where
             )
     except (Exception, SystemExit):  # the runtime failed at this call only
         return found
@@ -275,12 +280,17 @@ def _accept_ties(
 
 
 def _runtime_fault(error: BaseException) -> Fault:
-    kind = Kind.OUTPUTS if isinstance(error, ContractViolation) else Kind.RUNTIME
-    kind = Kind.NO_RUNTIME if isinstance(error, NoRuntime) else kind
+    """Return the fault for an error of the runtime."""
+    kind = Kind.RUNTIME
+    if isinstance(error, NoRuntime):
+        kind = Kind.NO_RUNTIME
+    elif isinstance(error, ContractViolation):
+        kind = Kind.OUTPUTS
     return Fault(kind, f"the runtime raised {type(error).__name__}: {error}")
 
 
 def _kind(found: Verification, program: ExportedProgram) -> Kind:
+    """Return the kind of a difference from eager."""
     if not any(d.is_floating_point for d in element_types(program)):
         return Kind.INTEGERS
     if any(output.mismatched for output in found.outputs):
@@ -288,33 +298,37 @@ def _kind(found: Verification, program: ExportedProgram) -> Kind:
     return Kind.DIFFERENT
 
 
-def with_cause(fault: Fault, one: LoweringAttempt, backend: ConfiguredBackend) -> Fault:
+def with_cause(
+    fault: Fault, attempt: LoweringAttempt, backend: ConfiguredBackend
+) -> Fault:
     """Return the fault, with the kind LAYOUT if inputs in C order give right results."""
     if fault.kind is not Kind.DIFFERENT:
         return fault
     # lower again: a delegate is loaded only once
-    again = backend.attempt(one.program)
+    again = backend.attempt(attempt.program)
     if again is None or again.lowered is None:
         return fault
     with inputs_in_c_order(backend):
-        _, left = compare_with_eager(again, backend)
-    return fault if left is not None else replace(fault, kind=Kind.LAYOUT)
+        _, fault_in_c_order = compare_with_eager(again, backend)
+    if fault_in_c_order is not None:
+        return fault
+    return replace(fault, kind=Kind.LAYOUT)
 
 
-def aliasing_fault(one: LoweringAttempt) -> Fault | None:
+def aliasing_fault(attempt: LoweringAttempt) -> Fault | None:
     """Return a fault if the next call changes the results of the previous one."""
-    assert one.lowered is not None
-    if written_targets(one.exported):
+    assert attempt.lowered is not None
+    if written_targets(attempt.exported):
         return None  # a program may return its state, which changes
     with quiet():
         try:
-            first = pytree.tree_leaves(one.lowered(*copy.deepcopy(one.inputs)))
+            first = pytree.tree_leaves(attempt.lowered(*copy.deepcopy(attempt.inputs)))
         except (Exception, SystemExit) as e:
             # the first call, in verify, did not raise
             return _runtime_fault(e)
         before = copy.deepcopy(first)
         try:
-            one.lowered(*other_inputs(copy.deepcopy(one.inputs)))
+            attempt.lowered(*other_inputs(copy.deepcopy(attempt.inputs)))
         except (Exception, SystemExit):
             # the operator refuses these values; compare_with_eager reports errors
             return None
@@ -328,21 +342,23 @@ def aliasing_fault(one: LoweringAttempt) -> Fault | None:
     return None
 
 
-def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
+def blame_others(attempt: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
     """Return another cause of a difference than the backend; None if there is none.
 
     Causes are torch's export, delegraph, and kernels of the device's runtime.
     """
 
     def exported() -> Any:
-        return copy.deepcopy(one.exported).module(check_guards=False)
+        return copy.deepcopy(attempt.exported).module(check_guards=False)
 
     def without_backend() -> Any:
         registry = delegraph.Registry(discover=False)
-        return delegraph.lower(one.exported, backends=[], registry=registry)
+        return delegraph.lower(attempt.exported, backends=[], registry=registry)
 
     def in_kernels() -> Any:
-        lowered = delegraph.lower(one.exported, backends=[], registry=backend.registry)
+        lowered = delegraph.lower(
+            attempt.exported, backends=[], registry=backend.registry
+        )
         with backend.saved(lowered) as path:
             return delegraph.load(path, backend.registry, runtime=backend.where)
 
@@ -352,17 +368,17 @@ def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None
     }
     if backend.device:
         suspects[f"{backend.where}: the program in its own kernels"] = in_kernels
-    limit = tolerance_of(one.exported, backend.tolerance)
+    limit = tolerance_of(attempt.exported, backend.tolerance)
     with quiet():
         try:
-            wanted = _run_module(one)
+            wanted = _run_module(attempt)
         except Exception as e:  # no backend took part
             return f"torch: eager itself raises {type(e).__name__}"
         for suspect, make in suspects.items():
             try:
-                found = Verification.of(make()(*copy.deepcopy(one.inputs)), wanted)
+                found = Verification.of(make()(*copy.deepcopy(attempt.inputs)), wanted)
             except Exception as e:  # the backend did not take part
-                # a runtime without kernels for a program says nothing about it
+                # without kernels for the program, the runtime cannot be compared
                 if make is in_kernels and isinstance(e, Unsupported):
                     continue
                 return f"{suspect} raises {type(e).__name__}: {e!s:.100}"
@@ -371,51 +387,51 @@ def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None
     return None
 
 
-def _run_module(one: LoweringAttempt) -> Any:
+def _run_module(attempt: LoweringAttempt) -> Any:
     """Return the results of the original module."""
-    model: Any = one.program.make(3)[0]
+    model: Any = attempt.program.make(3)[0]
     if isinstance(model, ExportedProgram):
         model = model.module(check_guards=False)
-    return model(*copy.deepcopy(one.inputs))
+    return model(*copy.deepcopy(attempt.inputs))
 
 
 def _declared_difference(
-    one: LoweringAttempt, backend: ConfiguredBackend
+    attempt: LoweringAttempt, backend: ConfiguredBackend
 ) -> str | None:
     """Return a declared difference of a delegated operator; None if there is none.
 
     Declarations apply to programs with special values only.
     """
-    if not one.program.special:
+    if not attempt.program.special:
         return None
     known = {}
     traits = backend.registry.spec(backend.name).traits
     for operators, text in traits.known_differences:
         for operator in operators.split():
             known[operator] = text
-    for operator in one.delegated_operators:
+    for operator in attempt.delegated_operators:
         if operator in known:
             return f"declared: {operator} {known[operator]}"
     return None
 
 
-def is_comparable(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:
+def is_comparable(attempt: LoweringAttempt, backend: ConfiguredBackend) -> bool:
     """Return whether a runtime exists, and the inputs determine real results."""
-    if backend.runtime is None or is_random(one.exported):
+    if backend.runtime is None or is_random(attempt.exported):
         return False
-    if any(dtype.is_complex for dtype in element_types(one.exported)):
+    if any(dtype.is_complex for dtype in element_types(attempt.exported)):
         return False
-    return not backend.device or _fits_file(one, backend)
+    return not backend.device or _fits_file(attempt, backend)
 
 
-def _fits_file(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:
+def _fits_file(attempt: LoweringAttempt, backend: ConfiguredBackend) -> bool:
     """Return whether a program file can hold the host's calls.
 
     If it cannot, the backend is not at fault.
     """
-    assert one.lowered is not None
+    assert attempt.lowered is not None
     try:
-        with quiet(), backend.saved(one.lowered):
+        with quiet(), backend.saved(attempt.lowered):
             return True
     except Unsupported:
         return False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..backend_under_test import BackendUnderTest
 from ..check import check
 from ..check_result import Figures
-from ..delegate_calls import calling
+from ..delegate_calls import intercepted_calls
 from ..failures import CheckFailed, CheckSkipped
 from ..lowering_attempt import LoweringAttempt, handed_over, quiet
 from ..reproduce import observing
@@ -29,28 +29,28 @@ def settings_and_data_delivered(backend: BackendUnderTest) -> Figures:
     """
     delegates = 0
     named_data = 0
-    for one in backend.lowered:
-        why = _changed_data(one, backend)
+    for attempt in backend.lowered:
+        why = _changed_data(attempt, backend)
         if why is not None:
             advice = (
                 "make a new NamedDataStore in every preprocess; copy data in the"
                 " runtime before changing it"
             )
-            raise CheckFailed(why, one.program, advice)
-        delegates += len(one.handed_over)
-        named_data += sum(len(data) for _, _, data in one.handed_over)
+            raise CheckFailed(why, attempt.program, advice)
+        delegates += len(attempt.handed_over)
+        named_data += sum(len(data) for _, _, data in attempt.handed_over)
     return {"delegates": delegates, "named_data": named_data}
 
 
-def _changed_data(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
+def _changed_data(attempt: LoweringAttempt, backend: BackendUnderTest) -> str | None:
     """Return an error if data of a delegate is not the data that the backend made."""
-    if one.lowered is None:
+    if attempt.lowered is None:
         return None
-    for info in one.lowered.delegates:
-        why = _other_settings(info, one) or _changed_by_loading(info, backend)
+    for info in attempt.lowered.delegates:
+        why = _other_settings(info, attempt) or _changed_by_loading(info, backend)
         if why is not None:
             return why
-    if handed_over(one.lowered) != one.handed_over:
+    if handed_over(attempt.lowered) != attempt.handed_over:
         return (
             "lowering other programs changed the named data or the blob of this one,"
             " after preprocess had returned"
@@ -58,8 +58,8 @@ def _changed_data(one: LoweringAttempt, backend: BackendUnderTest) -> str | None
     return None
 
 
-def _other_settings(info: DelegateInfo, one: LoweringAttempt) -> str | None:
-    tags = one.partitioned.partition_tags if one.partitioned else {}
+def _other_settings(info: DelegateInfo, attempt: LoweringAttempt) -> str | None:
+    tags = attempt.partitioned.partition_tags if attempt.partitioned else {}
     declared = [list(spec.compile_specs) for spec in tags.values()]
     if list(info.module.compile_specs) in declared:
         return None
@@ -93,8 +93,8 @@ def debug_handles(backend: BackendUnderTest) -> Figures:
     of the partition.
     """
     maps = 0
-    for one in backend.lowered:
-        for info in one.lowered.delegates if one.lowered else ():
+    for attempt in backend.lowered:
+        for info in attempt.lowered.delegates if attempt.lowered else ():
             why = _wrong_map(info)
             if info.module.meta["debug_handle_map"] is not None:
                 maps += 1
@@ -103,7 +103,7 @@ def debug_handles(backend: BackendUnderTest) -> Figures:
                     "take handles from node.meta['debug_handle'], as"
                     " DelegateMappingBuilder does"
                 )
-                raise CheckFailed(f"{info.name}: {why}", one.program, advice)
+                raise CheckFailed(f"{info.name}: {why}", attempt.program, advice)
     return {"maps": maps}
 
 
@@ -139,24 +139,26 @@ def observed_values(backend: BackendUnderTest) -> Figures:
         raise CheckSkipped("the runtime has no observe, which is optional")
     programs = 0
     observed = 0
-    for one in backend.lowered:
-        if not is_comparable(one, backend):
+    for attempt in backend.lowered:
+        if not is_comparable(attempt, backend):
             continue
         identifiers: list[Any] = []
-        why = _wrong_outputs(one, backend, identifiers) or _unknown(one, identifiers)
+        why = _wrong_outputs(attempt, backend, identifiers) or _unknown(
+            attempt, identifiers
+        )
         if why is not None:
             advice = (
                 "return (outputs, {identifier: [tensors]}), with identifiers of the"
                 " debug handle map that preprocess returned"
             )
-            raise CheckFailed(why, one.program, advice, ending=observing(backend))
+            raise CheckFailed(why, attempt.program, advice, ending=observing(backend))
         programs += 1
         observed += len(identifiers)
     return {"programs": programs, "identifiers": observed}
 
 
 def _wrong_outputs(
-    one: LoweringAttempt, backend: BackendUnderTest, identifiers: list[Any]
+    attempt: LoweringAttempt, backend: BackendUnderTest, identifiers: list[Any]
 ) -> str | None:
     """Run observed delegates, and add to ``identifiers``; return an error or None."""
 
@@ -167,29 +169,29 @@ def _wrong_outputs(
             identifiers.extend(returned[-1])
         return returned
 
-    assert one.lowered is not None
+    assert attempt.lowered is not None
     try:
-        with quiet(), calling(backend, call, "observe"):
-            found = one.lowered.verify(*one.inputs, per_operator=True)
+        with quiet(), intercepted_calls(backend, call, "observe"):
+            found = attempt.lowered.verify(*attempt.inputs, per_operator=True)
         with quiet():
-            loaded = one.lowered.verify(*one.inputs)
+            loaded = attempt.lowered.verify(*attempt.inputs)
     except (Exception, SystemExit) as e:
         return f"observing raised {type(e).__name__}: {e}"
-    limit = tolerance_of(one.exported, backend.tolerance)
+    limit = tolerance_of(attempt.exported, backend.tolerance)
     # the check numerics reports errors of loaded delegates
     if found.relative_error <= limit or loaded.relative_error > limit:
         return None
     return f"outputs of observe differ from outputs of load; {found}"
 
 
-def _unknown(one: LoweringAttempt, identifiers: list[Any]) -> str | None:
+def _unknown(attempt: LoweringAttempt, identifiers: list[Any]) -> str | None:
     """Return an error if the debug handle map contains none of the identifiers.
 
     It need not contain all: the backend's own operators, such as casts, have no node.
     """
-    assert one.lowered is not None
+    assert attempt.lowered is not None
     known: set[Any] = set()
-    for delegate in one.lowered.delegates:
+    for delegate in attempt.lowered.delegates:
         known.update(delegate.module.meta["debug_handle_map"] or ())
     if not identifiers or any(i in known for i in identifiers):
         return None

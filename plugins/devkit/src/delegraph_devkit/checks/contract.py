@@ -19,14 +19,14 @@ def input_program_unmodified(backend: BackendUnderTest) -> Figures:
     """Lowering leaves the graph, the metadata and the tensors of the caller's program
     unchanged.
     """
-    for one in backend.samples:
-        if one.changed:
-            text = f"lowering changed {one.changed[0]} of the caller's program"
+    for attempt in backend.samples:
+        if attempt.changed:
+            text = f"lowering changed {attempt.changed[0]} of the caller's program"
             advice = (
                 "graphs and meta dictionaries are copies that you may change; copy the"
                 " objects that they refer to before changing them"
             )
-            raise CheckFailed(text, one.program, advice, more=one.changed[1:])
+            raise CheckFailed(text, attempt.program, advice, more=attempt.changed[1:])
     return {"programs": len(backend.samples)}
 
 
@@ -36,44 +36,50 @@ def only_tagged_nodes_lowered(backend: BackendUnderTest) -> Figures:
     unchanged.
     """
     nodes = 0
-    for one in backend.samples:
-        why = _difference(one)
+    for attempt in backend.samples:
+        why = _difference(attempt)
         if why is not None:
             advice = (
                 "a partitioner sets meta['delegation_tag'] of the nodes that it"
                 " accepts; it may also set meta['no_copy'], the marks of indices, and"
                 " keys that begin with the name of its package"
             )
-            raise CheckFailed(why, one.program, advice)
-        nodes += len(one.calls)
+            raise CheckFailed(why, attempt.program, advice)
+        nodes += len(attempt.calls)
     if not backend.samples:
         raise CheckSkipped("torch can export none of the sample programs")
     return {"programs": len(backend.samples), "calls": nodes}
 
 
-def _difference(one: LoweringAttempt) -> str | None:
-    if one.phase is Phase.CONTRACT:
-        return f"the backend broke the delegation contract: {one.error}"
-    if one.recording is not None and one.recording.changed:
-        return f"the partitioner changed {one.recording.changed[0]}"
+def _difference(attempt: LoweringAttempt) -> str | None:
+    if attempt.phase is Phase.CONTRACT:
+        return f"the backend broke the delegation contract: {attempt.error}"
+    if attempt.recording is not None and attempt.recording.changed:
+        return f"the partitioner changed {attempt.recording.changed[0]}"
     # after a refusal by the compiler, fewer nodes are delegated than tagged
-    if one.lowered is None or one.lowered.report.given_back:
+    if attempt.lowered is None or attempt.lowered.report.given_back:
         return None
-    tagged = {n.meta["debug_handle"] for n in one.calls if n.meta.get("delegation_tag")}
-    lowered = {n.meta["debug_handle"] for d in one.lowered.delegates for n in d.nodes}
+    tagged = {
+        n.meta["debug_handle"] for n in attempt.calls if n.meta.get("delegation_tag")
+    }
+    lowered = {
+        n.meta["debug_handle"] for d in attempt.lowered.delegates for n in d.nodes
+    }
     unpacking = {
         n.meta["debug_handle"]
-        for n in one.calls
+        for n in attempt.calls
         if getattr(n.target, "__name__", "") == "getitem"
     }
     if lowered - unpacking != tagged - unpacking:
         odd = (lowered ^ tagged) - unpacking
-        names = [n.name for n in one.calls if n.meta["debug_handle"] in odd]
+        names = [n.name for n in attempt.calls if n.meta["debug_handle"] in odd]
         return f"tagged and delegated nodes differ: {', '.join(names)}"
     left = [
-        n for n in one.calls if n.meta["debug_handle"] not in unpacking and _stays(n)
+        n
+        for n in attempt.calls
+        if n.meta["debug_handle"] not in unpacking and _stays(n)
     ]
-    on_host = [n for n in one.host_calls if n.meta["debug_handle"] not in unpacking]
+    on_host = [n for n in attempt.host_calls if n.meta["debug_handle"] not in unpacking]
     return _host_change(left, on_host)
 
 

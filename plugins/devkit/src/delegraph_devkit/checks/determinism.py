@@ -37,8 +37,8 @@ from ..warm_up import run_on_host
 
 _APART = 24
 """The bytes between two reported differences of blobs."""
-_MARKS = 3
-"""A count is a leak if it grows between this many points in time."""
+_INTERVALS = 3
+"""A count is a leak if it grows in each of this many equal parts of the programs."""
 
 
 class Made(NamedTuple):
@@ -50,6 +50,10 @@ class Made(NamedTuple):
     debug_handle_map: str
 
 
+Delegates = dict[str, list[Made]]
+"""Program -> its delegates."""
+
+
 @check
 def deterministic(backend: BackendUnderTest) -> Figures:
     """The same program gives the same bytes, twice in one process and in processes with
@@ -57,8 +61,8 @@ def deterministic(backend: BackendUnderTest) -> Figures:
     """
     fork_server(2)  # it starts in the background
     left_out = backend.left_out(times=4)
-    first, again = _built(backend, left_out, 1)
-    second, _ = _built(backend, left_out, 2)
+    first, again = _built(backend, left_out, hash_seed=1)
+    second, _ = _built(backend, left_out, hash_seed=2)
     for program in backend.programs:
         for other, where in (
             (again, "the second time in one process"),
@@ -82,32 +86,33 @@ def deterministic(backend: BackendUnderTest) -> Figures:
 
 def _built(
     backend: BackendUnderTest, left_out: set[str], hash_seed: int
-) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
+) -> tuple[Delegates, Delegates]:
+    """Return the delegates of two lowerings in a process with this hash seed."""
     answer = backend.run_elsewhere(build_twice, left_out, hash_seed=hash_seed)
     if answer.failure:
         raise CheckFailed(
             f"lowering in a fresh process {answer.failure}; last program:"
             f" {answer.progress}"
         )
-    delegates: tuple[dict[str, list[Made]], dict[str, list[Made]]] = answer.result
-    return delegates
+    both: tuple[Delegates, Delegates] = answer.result
+    return both
 
 
 def build_twice(
     backend: ConfiguredBackend, skipped: set[str], report: Report
-) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
+) -> tuple[Delegates, Delegates]:
     """Lower each sample twice and return the delegates. Runs in another process."""
 
-    def build() -> dict[str, list[Made]]:
+    def build() -> Delegates:
         delegates = {}
         for program in backend.programs:
             if program.name in skipped:
                 continue
             report(program.name)
-            one = backend.attempt(program)
-            if one is not None and one.lowered is not None:
+            attempt = backend.attempt(program)
+            if attempt is not None and attempt.lowered is not None:
                 delegates[program.name] = [
-                    _made(d.module) for d in one.lowered.delegates
+                    _made(d.module) for d in attempt.lowered.delegates
                 ]
         return delegates
 
@@ -138,6 +143,7 @@ def _difference(a: list[Made] | None, b: list[Made] | None) -> str | None:
 
 
 def _where(a: Any, b: Any) -> str:
+    """Describe how two parts of a delegate differ, as the end of a sentence."""
     if not isinstance(a, bytes) or not isinstance(b, bytes):
         return f": {a!r:.200} and {b!r:.200}"
     places = _places(a, b)
@@ -303,22 +309,25 @@ def _held() -> dict[str, int]:
 
 
 def _growing(held: list[dict[str, int]]) -> list[str]:
-    """Return the counts that still grew with the last programs.
+    """Describe the counts that grew in every part of the programs.
 
-    Objects that a backend creates once, such as a pool, stop growing before.
+    ``held`` has the counts after each program. Objects that a backend creates once,
+    such as a pool, stop growing before.
     """
     if not held:
         return []
-    marks = [held[k * (len(held) - 1) // _MARKS] for k in range(_MARKS + 1)]
+    last = len(held) - 1
+    points = [held[k * last // _INTERVALS] for k in range(_INTERVALS + 1)]
     growing = []
-    for name, at_first in marks[0].items():
-        if all(before[name] < after[name] for before, after in pairwise(marks)):
-            more = marks[-1][name] - at_first
+    for name, at_first in points[0].items():
+        if all(before[name] < after[name] for before, after in pairwise(points)):
+            more = points[-1][name] - at_first
             growing.append(f"{more} more {name} than after the first program")
     return growing
 
 
 def _still_there(registry: Registry, name: str) -> list[str]:
+    """Describe where an unregistered backend can still be found."""
     listed = [f"backend {b.name!r} in the registry" for b in registry.backends()]
     try:
         registry.get_backend(name)
@@ -349,6 +358,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _change(before: Any, now: Any) -> str:
+    """Describe the change of a setting."""
     if isinstance(before, frozenset):
         added = sorted(map(str, now - before))
         removed = sorted(map(str, before - now))

@@ -34,22 +34,22 @@ from ..trial import (
 
 
 def _outcome(
-    program: Program, one: LoweringAttempt, kind: Kind, why: str | None
+    program: Program, attempt: LoweringAttempt, kind: Kind, why: str | None
 ) -> list[Outcome]:
     faults = () if why is None else (Fault(kind, why),)
     outcome = Outcome(
-        program.name, reached=True, accepted=one.delegated_operators, faults=faults
+        program.name, reached=True, accepted=attempt.delegated_operators, faults=faults
     )
     return [outcome]
 
 
-def _wrong(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
-    """Return a fault that does not depend on the form of the program."""
-    if one.lowered is None:
-        return f"lowering failed: {one.failed}"
-    if not is_comparable(one, backend):
+def _wrong(attempt: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
+    """Describe how lowering fails, or how results differ from eager; None if right."""
+    if attempt.lowered is None:
+        return f"lowering failed: {attempt.failed}"
+    if not is_comparable(attempt, backend):
         return None
-    _, fault = compare_with_eager(one, backend)
+    _, fault = compare_with_eager(attempt, backend)
     return None if fault is None else fault.text
 
 
@@ -77,10 +77,10 @@ def empty_programs(backend: BackendUnderTest) -> Figures:
 
 def try_empty(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
     """Return the outcome of a program; none if no backend can lower it."""
-    one = backend.attempt(program)
-    if one is None or one.phase is Phase.ENGINE:
+    attempt = backend.attempt(program)
+    if attempt is None or attempt.phase is Phase.ENGINE:
         return []
-    return _outcome(program, one, Kind.EMPTY, _wrong(one, backend))
+    return _outcome(program, attempt, Kind.EMPTY, _wrong(attempt, backend))
 
 
 EMPTY = Series(f"{__name__}:EMPTY", lambda backend: iter(NOTHING), try_empty)
@@ -88,9 +88,9 @@ EMPTY = Series(f"{__name__}:EMPTY", lambda backend: iter(NOTHING), try_empty)
 
 def _compile_specs(backend: BackendUnderTest) -> tuple[CompileSpec, ...]:
     """Return the compile specs that the partitioner gives to the samples."""
-    for one in backend.samples:
-        if one.partitioned is not None:
-            for spec in one.partitioned.partition_tags.values():
+    for attempt in backend.samples:
+        if attempt.partitioned is not None:
+            for spec in attempt.partitioned.partition_tags.values():
                 return spec.compile_specs
     return ()
 
@@ -142,18 +142,18 @@ def try_control_flow(program: Program, backend: ConfiguredBackend) -> list[Outco
 
     If both fail, the same operators are tried without control flow.
     """
-    one = backend.attempt(program)
-    if one is None or one.phase is Phase.ENGINE:
+    attempt = backend.attempt(program)
+    if attempt is None or attempt.phase is Phase.ENGINE:
         return []
-    negated = replace(one, inputs=tuple(-value for value in one.inputs))
-    why = _wrong(one, backend) or _wrong(negated, backend)
+    negated = replace(attempt, inputs=tuple(-value for value in attempt.inputs))
+    why = _wrong(attempt, backend) or _wrong(negated, backend)
     if why:
         faulty = []
         for member in program.members:
             faulty += [o for o in try_program(member, backend) if o.faults]
         if faulty:
             return faulty
-    return _outcome(program, one, Kind.SUBGRAPHS, why)
+    return _outcome(program, attempt, Kind.SUBGRAPHS, why)
 
 
 SUBGRAPHS = Series(
@@ -191,17 +191,22 @@ def try_dynamic(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
     sizes = _varying_sizes(program)
     if not sizes:
         return []
-    one = backend.attempt(program, dynamic=True)
-    if one is None or one.phase is Phase.ENGINE:
+    attempt = backend.attempt(program, dynamic=True)
+    if attempt is None or attempt.phase is Phase.ENGINE:
         return []
-    why = _fault_at_lowering(one) or _fixed(sizes) or _wrong_at_sizes(one, backend)
-    return _outcome(program, one, Kind.SIZES, why)
+    why = (
+        _fault_at_lowering(attempt)
+        or _fixed(sizes)
+        or _wrong_at_sizes(attempt, backend)
+    )
+    return _outcome(program, attempt, Kind.SIZES, why)
 
 
-def _fault_at_lowering(one: LoweringAttempt) -> str | None:
-    if one.lowered is None:
-        return f"lowering failed: {one.failed}"
-    fault = partitioning_fault(one)
+def _fault_at_lowering(attempt: LoweringAttempt) -> str | None:
+    """Describe how lowering or partitioning fails; None if it does not."""
+    if attempt.lowered is None:
+        return f"lowering failed: {attempt.failed}"
+    fault = partitioning_fault(attempt)
     return None if fault is None else fault.text
 
 
@@ -212,6 +217,7 @@ def export_dynamic() -> None:
 
 
 def _dynamic_programs(backend: ConfiguredBackend) -> Iterator[Program]:
+    """Yield the samples that have a size of a batch, and the backend's own example."""
     for program in (*backend.programs, *SIZED):
         if program.batched or program.name == "example":
             yield program
@@ -242,14 +248,16 @@ def _fixed(sizes: list[Any]) -> str | None:
     return None
 
 
-def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
+def _wrong_at_sizes(attempt: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
     """Describe how a delegate fails at the size of the example or at others."""
-    if not is_comparable(one, backend):
+    if not is_comparable(attempt, backend):
         return None
-    for size in one.program.borders if one.program.batched else (3,):
+    # inputs of the backend's own example have the sizes that it chose
+    sizes = attempt.program.dynamic_sizes if attempt.program.batched else (3,)
+    for size in sizes:
         with quiet():
-            _, inputs = one.program.make(size)
-        _, fault = compare_with_eager(replace(one, inputs=inputs), backend)
+            _, inputs = attempt.program.make(size)
+        _, fault = compare_with_eager(replace(attempt, inputs=inputs), backend)
         if fault is not None:
             return f"called with N = {size}: {fault.text}"
     return None
@@ -258,7 +266,7 @@ def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | N
 def _as_dynamic(program: Program) -> Program:
     """Return the program with the lines that export it dynamically."""
     size = "torch.export.Dim.AUTO"
-    if program.borders != AUTO_SIZES:
+    if program.dynamic_sizes != AUTO_SIZES:
         size = f"torch.export.Dim('n', min={LEAST}, max={MOST})"
     lines = [
         "import torch",

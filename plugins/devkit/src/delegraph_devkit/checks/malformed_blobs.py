@@ -30,8 +30,11 @@ STEP_SECONDS = 3.0
 _LARGEST = 4096
 """Blobs up to this many bytes are cut at every place."""
 _SHORTEST = 64
+"""The number of shortest truncations, which are tried before all others."""
 _BLOBS = 3
+"""The number of programs whose smallest blob is damaged."""
 _ENOUGH = 20
+"""The check ends after this many wrong outcomes."""
 _ADVICE = (
     "check every size, offset and count against the blob before using it, and raise"
     " delegraph.errors.FormatError"
@@ -48,12 +51,12 @@ def damaged_blob(backend: BackendUnderTest) -> Figures:
     """
     backend.needs_runtime()
     smallest = _smallest(backend.lowered)
-    names = [one.program.name for one in smallest]
+    names = [attempt.program.name for attempt in smallest]
     within = backend.share(0.5)
     answer = backend.run_elsewhere(
         try_malformed_blobs, names, backend.seconds / 5, within
     )
-    programs = {one.program.name: one.program for one in smallest}
+    programs = {attempt.program.name: attempt.program for attempt in smallest}
     if answer.failure:
         name, _, mutation = answer.progress.partition(": ")
         raise CheckFailed(
@@ -74,11 +77,12 @@ def _smallest(lowered: list[LoweringAttempt]) -> list[LoweringAttempt]:
     Small blobs consist of structure rather than of weights.
     """
 
-    def size(one: LoweringAttempt) -> int:
-        assert one.lowered is not None
-        return min(len(d.processed_bytes) for d in one.lowered.delegates)
+    def size(attempt: LoweringAttempt) -> int:
+        assert attempt.lowered is not None
+        return min(len(d.processed_bytes) for d in attempt.lowered.delegates)
 
-    return sorted((one for one in lowered if one.lowered), key=size)[:_BLOBS]
+    compiled = [attempt for attempt in lowered if attempt.lowered]
+    return sorted(compiled, key=size)[:_BLOBS]
 
 
 @dataclass(frozen=True)
@@ -104,11 +108,11 @@ def try_malformed_blobs(
     wrong: list[Wrong] = []
     chosen = [p for p in backend.programs if p.name in names]
     for program in chosen:
-        one = backend.attempt(program)
-        if one is None or one.lowered is None:
+        attempt = backend.attempt(program)
+        if attempt is None or attempt.lowered is None:
             continue
         module = min(
-            (d.module for d in one.lowered.delegates),
+            (d.module for d in attempt.lowered.delegates),
             key=lambda m: len(m.processed_bytes),
         )
         counts["blobs"] += 1
@@ -188,19 +192,19 @@ def _copies(module: LoweredBackendModule, checksum: bool) -> Iterator[_Copy]:
     blob = module.processed_bytes
     data = dict(module.named_data())
     yield from _damaged_data(blob, data)
-    cuts = _cut(blob)
-    changes = _changed(blob) if checksum else iter(())
+    cuts = _cut(blob, data)
+    changes = _changed(blob, data) if checksum else iter(())
     for _ in range(max(_LARGEST + 1, FLIPS)):
-        for kind, stream in (("truncations", cuts), ("changed", changes)):
-            made = next(stream, None)
-            if made is not None:
-                text, damaged = made
-                yield _Copy(kind, text, damaged, dict(data))
+        for stream in (cuts, changes):
+            copy = next(stream, None)
+            if copy is not None:
+                yield copy
 
 
-def _cut(blob: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the blob cut at many places: the shortest first, then others in random
-    order.
+def _cut(blob: bytes, data: Mapping[str, bytes]) -> Iterator[_Copy]:
+    """Yield copies of the blob that are cut at many places.
+
+    The shortest come first, then others in random order.
     """
     step = 1
     if len(blob) > _LARGEST:
@@ -209,10 +213,12 @@ def _cut(blob: bytes) -> Iterator[tuple[str, bytes]]:
     rest = places[_SHORTEST:]
     random.Random(0).shuffle(rest)
     for place in (*places[:_SHORTEST], *rest):
-        yield f"the first {place} of {len(blob)} bytes", blob[:place]
+        text = f"the first {place} of {len(blob)} bytes"
+        yield _Copy("truncations", text, blob[:place], dict(data))
 
 
-def _changed(blob: bytes) -> Iterator[tuple[str, bytes]]:
+def _changed(blob: bytes, data: Mapping[str, bytes]) -> Iterator[_Copy]:
+    """Yield copies of the blob with one to four random bytes changed."""
     rng = random.Random(0)
     for _ in range(FLIPS if blob else 0):
         changed = bytearray(blob)
@@ -222,13 +228,15 @@ def _changed(blob: bytes) -> Iterator[tuple[str, bytes]]:
             flipped = changed[place] ^ (1 << rng.randrange(8))
             changed[place] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, flipped))
         if changed != blob:
-            text = ", ".join(
+            listed = ", ".join(
                 f"byte {p} = {changed[p]:#04x}" for p in dict.fromkeys(places)
             )
-            yield f"a copy with {text} (of {len(blob)})", bytes(changed)
+            text = f"a copy with {listed} (of {len(blob)})"
+            yield _Copy("changed", text, bytes(changed), dict(data))
 
 
 def _damaged_data(blob: bytes, data: Mapping[str, bytes]) -> Iterator[_Copy]:
+    """Yield copies with missing or truncated named data."""
     for key, value in data.items():
         others = {k: v for k, v in data.items() if k != key}
         yield _Copy("changed", f"without named data {key!r}", blob, others)

@@ -43,17 +43,17 @@ def profiled_times(backend: BackendUnderTest) -> Figures:
         raise CheckSkipped("the runtime has no profile, which is optional")
     programs = 0
     identifiers = 0
-    for one in backend.lowered:
-        if not is_comparable(one, backend):
+    for attempt in backend.lowered:
+        if not is_comparable(attempt, backend):
             continue
         times = _Times()
-        why = _wrong_outputs(one, backend, times) or times.unknown()
+        why = _wrong_outputs(attempt, backend, times) or times.unknown()
         if why is not None:
             advice = (
                 "return (outputs, {identifier: {'seconds': s}}), with identifiers of"
                 " the debug handle map that preprocess returned"
             )
-            raise CheckFailed(why, one.program, advice, ending=profiling(backend))
+            raise CheckFailed(why, attempt.program, advice, ending=profiling(backend))
         programs += 1
         identifiers += len(times.identifiers)
     return {"programs": programs, "identifiers": identifiers}
@@ -103,24 +103,24 @@ class _Times:
 
 
 def _wrong_outputs(
-    one: LoweringAttempt, backend: BackendUnderTest, times: _Times
+    attempt: LoweringAttempt, backend: BackendUnderTest, times: _Times
 ) -> str | None:
     """Run profiled delegates twice, and fill ``times``; return an error or None.
 
     The second run may differ from the first.
     """
-    assert one.lowered is not None
+    assert attempt.lowered is not None
     try:
-        runs = [one.lowered.observed(times) for _ in range(2)]
+        runs = [attempt.lowered.observed(times) for _ in range(2)]
     except PluginUnavailable as e:
         raise CheckSkipped(str(e)) from e
     try:
         with quiet():
-            loaded = one.lowered.instance()(*one.inputs)
-            profiled = [run(*one.inputs) for run in runs]
+            loaded = attempt.lowered.instance()(*attempt.inputs)
+            profiled = [run(*attempt.inputs) for run in runs]
     except (Exception, SystemExit) as e:
         return f"profiling raised {type(e).__name__}: {e}"
-    limit = tolerance_of(one.exported, backend.tolerance)
+    limit = tolerance_of(attempt.exported, backend.tolerance)
     for outputs in profiled:
         found = Verification.of(outputs, loaded)
         # also true for NaN
@@ -138,10 +138,10 @@ def compatibility_answered(backend: BackendUnderTest) -> Figures:
         raise CheckSkipped("the runtime has no compatible, which is optional")
     blobs = 0
     headers = 0
-    for one in backend.lowered:
-        if one.lowered is None or not is_comparable(one, backend):
+    for attempt in backend.lowered:
+        if attempt.lowered is None or not is_comparable(attempt, backend):
             continue
-        for info in one.lowered.delegates:
+        for info in attempt.lowered.delegates:
             header = _header(info)
             why = _wrong_verdict(backend, header, info)
             # damaged headers of one blob are enough: they hardly depend on the blob
@@ -154,7 +154,7 @@ def compatibility_answered(backend: BackendUnderTest) -> Figures:
                     "check the size of the header before reading it, and return a"
                     " Compatibility, or None if unknown"
                 )
-                raise CheckFailed(why, one.program, advice)
+                raise CheckFailed(why, attempt.program, advice)
             blobs += 1
     return {"blobs": blobs, "headers": headers}
 

@@ -43,8 +43,9 @@ _VARIANTS = 5
 It is no multiple of _THREADS, so that all pairs of inputs meet.
 """
 _CALLS = 30
+"""Calls of a delegate in each thread without pauses."""
 _PAUSED_CALLS = 15
-"""Calls of a delegate in each thread: without pauses, and with pauses."""
+"""Calls of a delegate in each thread with pauses."""
 _SECONDS = 2.0
 """Seconds that threads call one delegate, if it is too slow for all calls."""
 _PAUSE_SECONDS = 1e-4
@@ -64,7 +65,9 @@ def thread_safety(backend: BackendUnderTest) -> Figures:
         raise CheckSkipped("the backend does not declare thread_safe")
     left_out = backend.left_out(times=1 + _ROUNDS)
     names = [
-        one.program.name for one in backend.lowered if one.program.name not in left_out
+        attempt.program.name
+        for attempt in backend.lowered
+        if attempt.program.name not in left_out
     ]
     answer = backend.run_apart(compile_at_once, names)
     if answer.died:
@@ -129,10 +132,12 @@ def compile_at_once(
         for _ in range(_ROUNDS):
             with ThreadPoolExecutor(_THREADS) as executor:
                 together = compile_all(executor)
-            for place, (one, other) in enumerate(zip(together, alone, strict=True)):
-                if one != other:
+            for k, (threaded, alone_made) in enumerate(
+                zip(together, alone, strict=True)
+            ):
+                if threaded != alone_made:
                     return CompiledAtOnce(
-                        wrong=f"delegate {place} of the samples differs if {how}"
+                        wrong=f"delegate {k} of the samples differs if {how}"
                         " compile the partitions at once"
                     )
     except (Exception, SystemExit) as e:
@@ -186,16 +191,16 @@ def runtime_thread_safety(backend: BackendUnderTest) -> Figures:
         raise CheckSkipped("the runtime does not declare thread_safe")
     left_out = backend.left_out(times=2)
     samples = {
-        one.program.name: one.program
-        for one in backend.lowered
-        if is_comparable(one, backend)
+        attempt.program.name: attempt.program
+        for attempt in backend.lowered
+        if is_comparable(attempt, backend)
     }
     names = [name for name in samples if name not in left_out]
     answer = backend.run_apart(call_at_once, names)
     if answer.died:
         text = f"calling delegates in {_THREADS} threads, the process {answer.died}"
         raise CheckFailed(text, samples.get(answer.progress), Kind.CRASH.value)
-    found = answer.result or Hammered(wrong=answer.failure, program=answer.progress)
+    found = answer.result or CalledAtOnce(wrong=answer.failure, program=answer.progress)
     if found.wrong:
         advice = (
             "keep the state of a call in local variables and in buffers of its own, or"
@@ -209,13 +214,23 @@ def runtime_thread_safety(backend: BackendUnderTest) -> Figures:
     return {"delegates": found.delegates, "calls": found.calls, "threads": _THREADS}
 
 
-class Hammered(NamedTuple):
-    """The delegates that threads called, the number of calls, and the fault by program."""
+class CalledAtOnce(NamedTuple):
+    """The numbers of delegates and calls, and the fault of a program.
+
+    ``wrong`` and ``program`` are "" if there is no fault.
+    """
 
     delegates: int = 0
     calls: int = 0
     wrong: str = ""
     program: str = ""
+
+
+class _ThreadedCalls(NamedTuple):
+    """The number of calls that threads made, and the fault; "" if there is none."""
+
+    calls: int
+    wrong: str = ""
 
 
 class _Call(NamedTuple):
@@ -236,7 +251,7 @@ class _Loaded:
 
 def call_at_once(
     backend: ConfiguredBackend, names: list[str], report: Report
-) -> Hammered:
+) -> CalledAtOnce:
     """Call each delegate of the samples in one thread, then in several.
 
     Runs in another process.
@@ -248,21 +263,21 @@ def call_at_once(
         if program.name not in names:
             continue
         report(program.name)
-        one = backend.attempt(program)
-        if one is None or one.lowered is None:
+        attempt = backend.attempt(program)
+        if attempt is None or attempt.lowered is None:
             continue
-        if any(d.module.state for d in one.lowered.delegates):
+        if any(d.module.state for d in attempt.lowered.delegates):
             continue
-        limit = tolerance_of(one.exported, backend.tolerance)
-        for loaded in _called_in_one_thread(runtime, one.lowered, one.inputs):
+        limit = tolerance_of(attempt.exported, backend.tolerance)
+        for loaded in _called_in_one_thread(runtime, attempt.lowered, attempt.inputs):
             if not _depends_on_inputs(loaded, limit):
                 continue
-            made, wrong = _call_in_threads(runtime, loaded, limit)
+            made = _call_in_threads(runtime, loaded, limit)
             delegates += 1
-            calls += made
-            if wrong:
-                return Hammered(delegates, calls, wrong, program.name)
-    return Hammered(delegates, calls)
+            calls += made.calls
+            if made.wrong:
+                return CalledAtOnce(delegates, calls, made.wrong, program.name)
+    return CalledAtOnce(delegates, calls)
 
 
 def _called_in_one_thread(
@@ -337,47 +352,52 @@ def _depends_on_inputs(loaded: _Loaded, limit: float) -> bool:
 
 
 def _differ(results: Sequence[Any], wanted: Sequence[Any], limit: float) -> bool:
+    """Return whether results differ by more than a relative error of ``limit``."""
     found = Verification.of(tuple(results), tuple(wanted))
     return not found.relative_error <= limit  # NaN differs, too
 
 
 def _call_in_threads(
     runtime: type[BackendRuntime], loaded: _Loaded, limit: float
-) -> tuple[int, str]:
-    """Call one delegate in all threads, then one that each thread loads.
+) -> _ThreadedCalls:
+    """Call one delegate in all threads, then one that each thread loads."""
 
-    Returns the number of calls, and the fault, which is "" if there is none.
-    """
+    def get_shared() -> Delegate:
+        return loaded.delegate
 
     def load_another() -> Delegate:
         return runtime.load(*copy.deepcopy(loaded.parts))
 
-    made = 0
-    for how, get in (
-        ("one loaded delegate", lambda: loaded.delegate),
-        ("a delegate that each loads", load_another),
-    ):
+    ways = {
+        "one loaded delegate": get_shared,
+        "a delegate that each loads": load_another,
+    }
+    calls = 0
+    for how, get in ways.items():
         for pauses in (False, True):
-            done, wrong = _hammer(get, loaded.calls, limit, pauses)
-            made += done
-            if wrong:
-                return (
-                    made,
-                    f"{_THREADS} threads called {how}, each with other inputs: {wrong}",
+            made = _call_from_all_threads(get, loaded.calls, limit, pauses)
+            calls += made.calls
+            if made.wrong:
+                text = (
+                    f"{_THREADS} threads called {how}, each with other inputs:"
+                    f" {made.wrong}"
                 )
-    return made, ""
+                return _ThreadedCalls(calls, text)
+    return _ThreadedCalls(calls)
 
 
-def _hammer(
+def _call_from_all_threads(
     get: Callable[[], Delegate],
     calls: Sequence[_Call],
     limit: float,
     pauses: bool,
-) -> tuple[int, str]:
-    """Let all threads begin at once, and compare the results after the last call.
+) -> _ThreadedCalls:
+    """Make all calls in each thread, and compare the results after the last call.
 
-    A result that a later call changes is a fault. With ``pauses``, threads pause at
-    lines of the runtime, so that other threads run in between.
+    The threads begin at once. ``get`` returns the delegate that a thread calls.
+    ``calls`` has the inputs, and the results of one thread. A result that a later call
+    changes is a fault. With ``pauses``, threads pause at lines of the runtime, so that
+    other threads run in between.
     """
     begin = threading.Barrier(_THREADS)
     kept: list[list[tuple[int, Any]]] = [[] for _ in range(_THREADS)]
@@ -410,15 +430,15 @@ def _hammer(
             thread.join()
     results = list(itertools.chain(*kept))
     if errors:
-        return len(results), errors[0]
+        return _ThreadedCalls(len(results), errors[0])
 
     wrong = sum(_differ(found, calls[which].results, limit) for which, found in results)
     if wrong:
-        return (
-            len(results),
-            f"{wrong} of {len(results)} calls returned other results than in one thread",
+        text = (
+            f"{wrong} of {len(results)} calls returned other results than in one thread"
         )
-    return len(results), ""
+        return _ThreadedCalls(len(results), text)
+    return _ThreadedCalls(len(results))
 
 
 def _pausing(chance: random.Random) -> Callable[..., Any]:
