@@ -49,10 +49,10 @@ model, inputs = Model(), (torch.randn(N, 4),)
 
 def test_the_least_and_largest_size_are_tried():
     program = from_text("batched", WRONG_AT_ONE, batched=True)
-    assert program.borders == (1, 2, 4, 8)
+    assert program.dynamic_sizes == (1, 2, 4, 8)
     fixed = from_text(
         "fixed",
         WRONG_AT_ONE.replace("torch.relu(x)", "torch.relu(x) if len(x) > 1 else x"),
         batched=True,
     )
-    assert fixed.borders == (3, 2, 5)
+    assert fixed.dynamic_sizes == (3, 2, 5)

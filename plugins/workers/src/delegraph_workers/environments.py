@@ -335,6 +335,7 @@ class RemotePartitioner(Partitioner):
         return operators, keeps
 
     def _ask(self, job: str, program: ExportedProgram) -> dict[str, Any]:
+        """Let a worker run the service ``job`` with the options and a program."""
         header = {"do": job, "options": dict(self.spec)}
         return environment(self.name).ask(header, program)
 
@@ -344,7 +345,10 @@ class RemotePartitioner(Partitioner):
         program: ExportedProgram,
         nodes: Mapping[str, Node],
     ) -> PartitionResult:
-        """Apply the other partitioner's answer to the nodes of this program."""
+        """Apply the other partitioner's answer (``serve.partition``) to this program.
+
+        ``nodes`` are those of the program by their names in the answer.
+        """
         for name, tag in answer["tags"].items():
             # JSON has no tuples
             meta = nodes[name].meta
@@ -405,7 +409,7 @@ def _without_delegates(
 ) -> tuple[ExportedProgram, dict[str, Node]]:
     """Return a copy of a program with HIDDEN in place of results of delegates.
 
-    Also returns the nodes of ``program`` by their names in the copy.
+    Forms cannot express delegates, and the other environment may lack them. Also returns the nodes of ``program`` by their names in the copy.
     """
     graph = Graph(owning_module=program.graph_module)
     copies = dict[Node, Node]()
@@ -526,7 +530,10 @@ class _Loaded:
 
 
 def call_there(name: str, number: int, process: int, *args: Any) -> Any:
-    """Call the object with a number in a process of an environment."""
+    """Call the object with a number in a process of an environment (``kept``).
+
+    Returns a tuple, or a tensor if the object returns a tensor.
+    """
     rows, parts = write_values(args)
     header = {"do": "call", "number": number, "process": process, "values": rows}
     answer = environment(name).run(header, parts)

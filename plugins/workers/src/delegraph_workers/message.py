@@ -19,6 +19,8 @@ PROTOCOL = 1
 
 It changes with the kinds of jobs, and with the fields of jobs and answers.
 """
+Answer = tuple[dict[str, Any], list[bytes]]
+"""The header and the parts of an answer, before ``pack``."""
 _MAGIC = b"delegraph message"
 # magic, protocol, SHA-256 of the bytes after the digest, size of the header
 _HEAD = struct.Struct("<17sB32sQ")

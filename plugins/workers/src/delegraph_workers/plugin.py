@@ -38,7 +38,8 @@ from .message import PROTOCOL
 def described() -> dict[str, tuple[Setting, dict[str, Any]]]:
     """Return the setting and the description of each backend by name.
 
-    The description of an unusable backend has an ``error``.
+    ``describe`` in the backend's environment writes the description. That of an unusable
+    backend has only an ``error``.
     """
     found = {}
     for setting in settings():
@@ -53,6 +54,7 @@ def described() -> dict[str, tuple[Setting, dict[str, Any]]]:
 
 
 def _other_protocol(setting: Setting, description: dict[str, Any]) -> str:
+    """Return the error for an environment whose messages have another version."""
     ours = metadata.version("delegraph-workers")
     theirs = description.get("workers", "of an unknown version")
     return (

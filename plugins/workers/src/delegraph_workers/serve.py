@@ -32,10 +32,9 @@ from .constants import fetch_from
 from .forms import read
 from .installed import code_of
 from .kept import keep, kept
+from .message import Answer
 from .operators import register_operators
 from .tensors import read_values, write_values
-
-Answer = tuple[dict[str, Any], list[bytes]]
 
 
 def _program(header: Mapping[str, Any], parts: Sequence[memoryview]) -> ExportedProgram:

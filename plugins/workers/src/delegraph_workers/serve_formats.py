@@ -22,8 +22,8 @@ from delegraph.host import FileFormat
 
 from .arrays import read_arrays, write_arrays
 from .kept import keep
+from .message import Answer
 
-Answer = tuple[dict[str, Any], list[bytes]]
 Header = Mapping[str, Any]
 Parts = Sequence[memoryview]
 

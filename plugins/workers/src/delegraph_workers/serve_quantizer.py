@@ -13,9 +13,8 @@ from delegraph.errors import ContractViolation, Unsupported
 from .constants import fetch_from
 from .forms import INLINE, read, write
 from .kept import keep, kept
+from .message import Answer
 from .tensors import read_values, write_values
-
-Answer = tuple[dict[str, Any], list[bytes]]
 
 
 def quantize(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:

@@ -10,7 +10,8 @@ class Network(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+        self.hidden = torch.nn.Linear(8, 8)
+        self.last = torch.nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + torch.relu(self.hidden(x))

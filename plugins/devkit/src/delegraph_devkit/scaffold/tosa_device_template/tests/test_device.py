@@ -17,7 +17,7 @@ device = pytest.importorskip("delegraph_executorch.device", reason="delegraph-ex
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_it_takes() -> None:
+def require_runtime() -> None:
     """Skip the tests if the wheel executorch or a C++ compiler is missing."""
     try:
         device.compiler_line(delegraph.get_runtime(NAME).device_half, "unused")

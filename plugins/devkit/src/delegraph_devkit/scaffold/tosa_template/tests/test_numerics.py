@@ -12,7 +12,8 @@ from delegraph.errors import FormatError
 
 from acme_npu.instructions import OPERATORS, WORD
 
-NAME, TAKEN = "acme-npu", [*OPERATORS]
+NAME = "acme-npu"
+TAKEN = list(OPERATORS)
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "ADD": lambda x: x.reshape(1, 3, 4) + x.reshape(3, 1, 4),

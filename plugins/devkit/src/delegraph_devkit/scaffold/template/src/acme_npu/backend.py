@@ -27,9 +27,10 @@ class AcmeNpuBackend(BackendDetails):
         if compile_specs:
             message = f"acme-npu knows no compile spec {compile_specs[0].key!r}"
             raise OptionError("option-invalid", message)
-        weights, mapping = NamedDataStore(), DelegateMappingBuilder(generated_identifiers=True)
-        constants = _constants(edge_program)
-        program = Program({n: _stored(t, weights) for n, t in constants.items()}, inputs=[], steps=[], outputs=[])
+        weights = NamedDataStore()
+        mapping = DelegateMappingBuilder(generated_identifiers=True)
+        constants = {name: _stored(tensor, weights) for name, tensor in _constants(edge_program).items()}
+        program = Program(constants, inputs=[], steps=[], outputs=[])
         for node in edge_program.graph.nodes:
             if node.op == "placeholder" and node.name not in constants:
                 program.inputs.append(node.name)
@@ -47,7 +48,8 @@ def _step(node: Node) -> Step:
     if reason is not None:
         message = f"acme-npu cannot compile {node.target}: {reason}"
         raise Unsupported("unsupported", message, node=node, source=source_of(node))
-    return Step(NAME_OF[node.target], [a.name if isinstance(a, Node) else None for a in node.args], node.name)
+    operands = [operand.name if isinstance(operand, Node) else None for operand in node.args]
+    return Step(NAME_OF[node.target], operands, result=node.name)
 
 
 def _constants(program: ExportedProgram) -> dict[str, torch.Tensor]:

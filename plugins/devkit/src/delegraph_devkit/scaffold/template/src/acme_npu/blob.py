@@ -75,9 +75,12 @@ def read(blob: bytes) -> Program:
         if kind == "constant":
             program.constants[name] = Constant(words[0], [int(word) for word in words[1:]])
         elif kind == "step":
-            program.steps.append(Step(name, [None if word == "-" else word for word in words[1:]], words[0]))
+            result, *operands = words
+            program.steps.append(Step(name, [None if word == "-" else word for word in operands], result))
+        elif kind == "input":
+            program.inputs.append(name)
         else:
-            (program.inputs if kind == "input" else program.outputs).append(name)
+            program.outputs.append(name)
     return program
 
 

@@ -23,8 +23,9 @@ class AcmeNpuRuntime(BackendRuntime):
 
         def run(*args: Any) -> tuple[Any, ...]:
             values = {**constants, **dict(zip(program.inputs, args, strict=True))}
-            for name, operands, result in program.steps:
-                values[result] = INSTRUCTIONS[name](*[None if o is None else values[o] for o in operands])
+            for step in program.steps:
+                operands = [None if name is None else values[name] for name in step.operands]
+                values[step.result] = INSTRUCTIONS[step.instruction](*operands)
             return tuple(values[output] for output in program.outputs)
 
         return run

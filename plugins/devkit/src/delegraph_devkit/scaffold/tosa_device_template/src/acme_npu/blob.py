@@ -44,19 +44,26 @@ def write(graph: Graph) -> bytes:
         steps.append(Step(operator.name, operator.outputs[0].shape, operands, _attributes(operator)))
     pieces: list[Any] = [len(steps)]
     for step in steps:
-        pieces += [OPERATIONS.index(step.operation), *(word for part in step[1:] for word in (len(part), part))]
+        pieces.append(OPERATIONS.index(step.operation))
+        for numbers in (step.shape, step.operands, step.attributes):
+            pieces += [len(numbers), numbers]
     pieces += [len(graph.outputs), [number[value] for value in graph.outputs]]
     body: bytes = np.concatenate([_words(piece, "<i4") for piece in pieces]).tobytes()
     return FORMAT + struct.pack("<I", zlib.crc32(body)) + body
 
 
 def _words(numbers: Any, type: str) -> Any:
+    """Return numbers of a NumPy type as an array of words."""
     return np.ravel(numbers).astype(type).view("<i4")
 
 
 def _attributes(operator: Operator) -> Any:
-    given = [getattr(operator, name) for name in OPERATORS[operator.name]]
-    return [word for value in given for word in _words(value, "<f4" if isinstance(value, float) else "<i4")]
+    """Return the attributes that the device needs, as a list of words."""
+    words: list[Any] = []
+    for name in OPERATORS[operator.name]:
+        value = getattr(operator, name)
+        words += list(_words(value, "<f4" if isinstance(value, float) else "<i4"))
+    return words
 
 
 def read(blob: bytes) -> tuple[list[Step], list[int]]:
@@ -68,17 +75,24 @@ def read(blob: bytes) -> tuple[list[Step], list[int]]:
     if blob[:start] != FORMAT + struct.pack("<I", zlib.crc32(blob[start:])):
         message = "the blob is damaged, or not of this version of acme-npu"
         raise FormatError("format-invalid", message)
-    words, position = np.frombuffer(blob, "<i4", offset=start), 0
+    words = np.frombuffer(blob, "<i4", offset=start)
+    position = 0
 
-    def listed() -> Any:
+    def next_word() -> int:
         nonlocal position
-        first = position + 1
-        position = first + words[position]
-        return words[first:position]
+        position += 1
+        return int(words[position - 1])
 
-    count, position = words[0], 1
+    def next_list() -> Any:
+        nonlocal position
+        size = next_word()
+        position += size
+        return words[position - size : position]
+
     steps = []
-    for _ in range(count):
-        operation, position = OPERATIONS[words[position]], position + 1
-        steps.append(Step(operation, listed().tolist(), listed(), listed()))
-    return steps, listed().tolist()
+    for _ in range(next_word()):
+        operation = OPERATIONS[next_word()]
+        shape = next_list().tolist()
+        operands = next_list()
+        steps.append(Step(operation, shape, operands, attributes=next_list()))
+    return steps, next_list().tolist()

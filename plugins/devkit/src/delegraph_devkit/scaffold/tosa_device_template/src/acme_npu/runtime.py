@@ -35,8 +35,8 @@ class AcmeNpuRuntime(BackendRuntime):
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Return a function that runs a blob on its inputs. Raises FormatError if the blob is damaged."""
         steps, outputs = read(processed_bytes)
-        held = [step for step in steps if step.operation == "CONST"]  # they come first, then the inputs
-        constants = [torch.tensor(step.attributes.view("<f4")).reshape(step.shape) for step in held]
+        stored = [step for step in steps if step.operation == "CONST"]  # they come first, then the inputs
+        constants = [torch.tensor(step.attributes.view("<f4")).reshape(step.shape) for step in stored]
 
         def run(*args: Any) -> tuple[Any, ...]:
             values = [*constants, *args]
