@@ -145,7 +145,8 @@ def _event(
     name = part.what
     if len(part.lines) == 1:
         place = _place(part.lines[0])
-        name += f" ({place})" if len(place) <= _LINE else ""
+        if len(place) <= _LINE:
+            name += f" ({place})"
     return _timed(name, category, interval, **args)
 
 

@@ -7,7 +7,9 @@ each sample.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from delegraph.command import (
     Outcome,
@@ -25,6 +27,9 @@ from delegraph.command import (
 from delegraph.errors import InputError
 
 from .over_data import add_data_flags, expect_no_data_flags, run_over_data
+
+if TYPE_CHECKING:
+    from delegraph import LoweredProgram
 
 
 class AccuracyOfOperators:
@@ -109,25 +114,12 @@ class AccuracyOfOperators:
         found = {}
         with progress("comparing every operator with eager"):
             for method in lowered.methods:
-                example = (given.inputs[method], given.kwargs[method])
-                if given.inputs[method] is None and not args.input:
-                    raise InputError(
-                        "input-invalid",
-                        f"method {method} has no example inputs to run it with",
-                        hint="export the program with example inputs, or pass --input"
-                        " FILE.npz",
-                    )
-                program = lowered.exported_program(method)
-                calls = [
-                    read_inputs(path, method, program, example) for path in args.input
-                ]
                 several = []
-                for inputs, kwargs in calls or [example]:
-                    several.append(
-                        verify_operators(
-                            lowered, *inputs, method=method, ties=args.ties, **kwargs
-                        )
+                for inputs, kwargs in _calls(args.input, given, lowered, method):
+                    verification = verify_operators(
+                        lowered, *inputs, method=method, ties=args.ties, **kwargs
                     )
+                    several.append(verification)
                 found[method] = VerificationByOperator.worst_of(several)
         for path in args.report:
             write_report(LoweringResult(lowered.report, found, model=args.model), path)
@@ -141,3 +133,24 @@ class AccuracyOfOperators:
         agrees = all(figures.agrees() for figures in found.values())
         code = 0 if agrees else 1
         return Outcome("delegraph.accuracy/1", content, "\n".join(texts), code)
+
+
+def _calls(
+    files: Sequence[Path], given: Any, lowered: LoweredProgram, method: str
+) -> list[tuple[Any, Any]]:
+    """Return (inputs, keyword inputs) of each call of a method.
+
+    They are read from the files of ``--input``; without files, they are the example
+    inputs of the model. Raises InputError if it has none.
+    """
+    example = (given.inputs[method], given.kwargs[method])
+    if files:
+        program = lowered.exported_program(method)
+        return [read_inputs(path, method, program, example) for path in files]
+    if given.inputs[method] is None:
+        raise InputError(
+            "input-invalid",
+            f"method {method} has no example inputs to run it with",
+            hint="export the program with example inputs, or pass --input FILE.npz",
+        )
+    return [example]

@@ -157,8 +157,10 @@ def _short(line: str, room: int) -> str:
     for character in line:
         if east_asian_width(character) in "WF":
             room -= 2
+        elif character.isprintable():
+            room -= 1
         else:
-            room -= 1 if character.isprintable() else 6
+            room -= 6
         if room < 0:
             return kept[:-1] + "…"
         kept += character

@@ -367,6 +367,7 @@ class _Host(_Graph):
         self.connect(node.all_input_nodes, self.add(box, node))
 
     def _delegate(self, node: Node) -> Box:
+        """Return the box of a call of a delegate."""
         module = _fetch(self.root, node.args[0])
         method = self.method
         number = method.numbers.get(id(module))

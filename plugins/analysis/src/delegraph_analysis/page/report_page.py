@@ -386,6 +386,7 @@ class _MethodSection:
         ]
 
     def _graphs(self) -> Iterator[str]:
+        """Yield the pictures of the method's graphs, with headings."""
         if self.pictures is None:
             yield (
                 '<p class="faint">No picture: this report was separated from its'
@@ -445,6 +446,7 @@ class _MethodSection:
         )
 
     def _operator(self, row: str, operator: OperatorStatistics) -> list[str]:
+        """Return the cells of a compared operator. ``row``: the id of its row."""
         figures = operator.figures
         name = code(f"{operator.node} = {operator.operator}")
         if figures.remark:
@@ -488,6 +490,7 @@ class _MethodSection:
         return table(heads, cells, "name", "name", *kinds, "", ids=ids)
 
     def _delegate(self, row: DelegateRow, id: str, facts: Sequence[Fact]) -> list[str]:
+        """Return the cells of a delegate. ``id``: see ``Drawn``; "" without a picture."""
         name = link(id, row.name) if row.name in self.insides else text(row.name)
         backend = (
             f'{text(row.backend)}<br/><span class="faint">{text(row.producer)}</span>'
