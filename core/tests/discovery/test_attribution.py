@@ -1,6 +1,4 @@
-"""Errors that plugins raise: one error that names the plugin, what it was doing, and
-the user's line.
-"""
+"""An error of a plugin names the plugin, its method, and the line of the user."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ LINE = next(
 
 
 def plugin_class_doing(act):
-    """A backend, partitioner or runtime that does ``act`` in the method of that name,
-    and is the echo's otherwise.
-    """
+    """Return a backend that calls ``act`` before it compiles."""
 
     def backend(edge_program, compile_specs):
         act()
@@ -84,7 +80,7 @@ def lower_net(backend, partitioner=None, runtime=EchoRuntime, **options):
 
 
 def lower_or_raise(backend, partitioner=None):
-    """Lower without a report, so that an exception of the backend is an error and no
+    """Lower without a report. An exception of the backend is then an error, not a
     refusal.
     """
     registry = Registry(discover=False)
@@ -118,17 +114,19 @@ def test_errors_of_preprocess_name_the_plugin(error):
         f"preprocess of ActingBackend ({HERE}), at partition ActingBackend_0 of method"
         " forward, raised "
     )
+
     assert failed.message.startswith(text + type(error).__name__)
     assert str(error) in failed.message
     assert f"{HERE}:" in failed.message.removeprefix(text)
     assert failed.__cause__ is error
-    assert failed.code == "plugin-failed" in CODES
+    assert failed.code == "plugin-failed"
+    assert failed.code in CODES
     assert isinstance(failed, RuntimeError)
     assert failed.source.file == HERE
     assert failed.source.line == LINE
 
 
-def test_intended_error_keeps_its_class_and_names_its_plugin():
+def test_errors_of_delegraph_keep_their_class_and_name_the_plugin():
     error = InputError("toy/no", "no luck")
     with pytest.raises(InputError) as caught:
         lower_net(plugin_class_doing(raise_error(error)))
@@ -204,14 +202,14 @@ class Failing(Partitioner):
         ("filter", "raised IndexError: wanted"),
     ],
 )
-def test_partitioners(place, text, wrap):
-    """One that is wrapped is blamed itself."""
+def test_errors_of_partitioners_name_the_partitioner(place, text, wrap):
+    """The wrapped partitioner is named, not the wrapper."""
     with pytest.raises(PluginFailed, match=rf"of Failing \(.*{text}"):
         lower_or_raise(EchoBackend, wrap(Failing(place)))
 
 
 @pytest.mark.parametrize("place", ["load", "run"])
-def test_runtimes(place):
+def test_errors_of_runtimes_name_the_runtime(place):
     class FailingRuntime(BackendRuntime):
         @staticmethod
         def load(processed_bytes, compile_specs, named_data):
@@ -224,6 +222,7 @@ def test_runtimes(place):
         r"of FailingRuntime \(.*partition EchoBackend_0 of method forward, raised"
         r" SystemExit: 0"
     )
+
     with pytest.raises(PluginFailed, match=text) as caught:
         program(torch.ones(2))
     assert caught.value.source.line == LINE
@@ -265,7 +264,7 @@ def delegraph_partitioners():
 
 @pytest.fixture
 def acme(site):
-    """An installed plugin; the registry that has found it."""
+    """Install a plugin, and return the registry that found it."""
     site.plugin("acme-native", PLUGIN, version="2.1")
     (site.folder / "acme_absent.py").write_text(
         "import ctypes\nctypes.CDLL('libabsent.so')\n"
@@ -284,12 +283,14 @@ def test_error_names_version_and_line_of_the_plugin(acme, site):
             core_aten=(),
             registry=acme,
         )
+
     message = caught.value.message
     file = site.folder / "acme_native.py"
     assert (
         "preprocess of NativeBackend (acme-native 2.1), at partition NativeBackend_0 of"
         " method forward" in message
     )
+
     line = next(
         k
         for k, text in enumerate(file.read_text().splitlines(), 1)
@@ -300,7 +301,7 @@ def test_error_names_version_and_line_of_the_plugin(acme, site):
     assert "tell the authors of acme-native 2.1" in caught.value.hint
 
 
-def test_a_constructor_is_the_plugins_too(acme):
+def test_errors_of_a_constructor_name_the_plugin(acme):
     with pytest.raises(
         PluginFailed,
         match=(
@@ -339,7 +340,7 @@ def delegraph_{kind}s():
 
 
 def test_a_class_belongs_to_the_plugin_with_its_exact_name(site):
-    """Two distributions share a module; one declares Foo, the other FooPartitioner."""
+    """Two distributions share a module. One declares Foo, the other FooPartitioner."""
     for distribution, kind, declaration in (
         ("vendor-a", "backend", "BackendSpec('foo', 'shared:Foo', 'Foo', 1)"),
         (

@@ -1,4 +1,4 @@
-"""A damaged distribution changes nothing for other distributions."""
+"""A damaged distribution does not affect other distributions."""
 
 import warnings
 
@@ -26,7 +26,7 @@ def install(site, name, entry_points):
 
 @pytest.fixture
 def damaged(site):
-    """An installation folder with a good plugin, and one of each damage."""
+    """An installation folder with a good plugin, and a plugin with each kind of damage."""
     (site.folder / "good_target.py").write_text(GOOD_TARGET)
     site.plugin("good-one", GOOD)
     for name, entry_points in DAMAGES.items():
@@ -45,6 +45,7 @@ def test_damaged_plugins_are_listed_and_a_good_one_works(damaged):
         assert record.status == Status.BROKEN
         assert "its installation is damaged: entry_points.txt" in record.error
         assert record.hint.startswith(f"reinstall {name}; to go on without it")
+
     assert records["good-one"].status is Status.OK
     assert registry.get_backend("good").__name__ == "GoodBackend"
 
@@ -58,10 +59,11 @@ def test_foreign_distributions_with_damaged_files_are_not_listed(site):
     for name, entry_points in foreign.items():
         install(site, name, entry_points)
     listed = {record.distribution for record in discover()}
+
     assert listed.isdisjoint(foreign)
 
 
-def test_metadata_is_not_read(site):
+def test_discovery_does_not_read_metadata(site):
     site.plugin("wordy", "")
     (site.folder / "wordy-1.0.dist-info" / "METADATA").write_bytes(b"\xff" * 1000)
     (record,) = (r for r in discover() if r.distribution == "wordy")
@@ -69,7 +71,7 @@ def test_metadata_is_not_read(site):
     assert record.status == Status.OK
 
 
-def test_an_uninstalled_plugin_is_gone(site):
+def test_an_uninstalled_plugin_is_not_found(site):
     site.backend("good-one", "npu")
     assert "npu" in [info.name for info in Registry().backends()]
     (site.folder / "good_one-1.0.dist-info" / "entry_points.txt").unlink()

@@ -1,6 +1,4 @@
-"""No plugin can stop the others, and whatever is wrong with one is said: what, whose,
-and what to do.
-"""
+"""A faulty plugin does not stop others, and its error names the fault and the fix."""
 
 import os
 import re
@@ -124,6 +122,7 @@ def test_bad_plugin_is_listed_and_good_plugin_works(site, case):
     site.plugin("bad-one", source, version="0.7")
     site.backend("good-one", "good")
     record = find_record("bad-one")
+
     assert record.status is status
     assert words in record.error
     assert record.distribution == "bad-one"
@@ -148,9 +147,6 @@ def test_keyboard_interrupt_is_not_a_fault_of_the_plugin(site):
 
 
 def test_os_exit_breaks_only_the_importing_thread(site):
-    """The plugin's own process, and its thread, end as they ask for; afterwards
-    ``os._exit`` is itself.
-    """
     source = """
         import os, subprocess, sys
         child = os.fork()
@@ -165,6 +161,7 @@ def test_os_exit_breaks_only_the_importing_thread(site):
     assert record.status == Status.BROKEN
     assert record.error == f"os._exit(3) was called ({site.folder / 'bad_one.py'}:7)"
     assert os._exit is before
+
     other = """
 import os, threading
 from delegraph.discovery.import_by_name import exits_raise
@@ -197,6 +194,7 @@ def test_exits_raise_until_the_last_thread_has_left():
             inside.wait()
         leave.set()
         done.result()
+
     assert os._exit is before
 
 
@@ -258,6 +256,7 @@ def test_first_of_duplicate_distributions_wins(site, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(other.folder)])
     records = [r for r in discover() if r.distribution == "doubled"]
     assert [(r.version, r.status) for r in records] == [("1.0", Status.OK)]
+
     (warning,) = records[0].warnings
     assert (
         warning.error
@@ -275,10 +274,11 @@ def test_shadowed_copy_of_a_distribution_is_never_used(site, tmp_path, monkeypat
     other = type(site)(tmp_path / "other")
     other.plugin("plain", "raise SystemExit")
     monkeypatch.setattr(sys, "path", [*sys.path, str(other.folder)])
+
     assert [r for r in discover() if r.distribution == "plain"] == []
 
 
-def test_metadata_without_a_name_takes_the_folders(site):
+def test_metadata_without_a_name_uses_the_folder_name(site):
     site.plugin("nameless", "")
     (site.folder / "nameless-1.0.dist-info" / "METADATA").unlink()
     assert find_record("nameless").distribution == "nameless"
@@ -319,6 +319,7 @@ def test_module_in_the_working_directory_does_not_replace_a_plugin(site, tmp_pat
     completed = run_python("-m", "delegraph", "backends", cwd=work, path=site.folder)
     assert "stand-in was here" not in completed.stdout + completed.stderr
     assert re.search("^honest +ok", completed.stdout, re.MULTILINE)
+
     completed = run_python(
         "-c",
         "from delegraph.cli import main; main(['backends'])",
@@ -338,9 +339,7 @@ def test_pythonpath_may_name_the_working_directory(site):
 
 
 def test_an_editable_install_may_be_the_working_directory(site, tmp_path):
-    """As ``pip install -e`` does it: metadata in one place, a ``.pth`` entry behind the
-    standard library.
-    """
+    """Such an install has its metadata in one folder, and a ``.pth`` entry on the path."""
     source = tmp_path / "source"
     source.mkdir()
     site.backend("edited", "edited")
@@ -350,6 +349,7 @@ def test_an_editable_install_may_be_the_working_directory(site, tmp_path):
         " main(['backends'])"
     )
     completed = run_python("-c", program, cwd=source, path=site.folder)
+
     assert re.search("^edited +ok", completed.stdout, re.MULTILINE)
 
 

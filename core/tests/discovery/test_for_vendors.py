@@ -1,6 +1,4 @@
-"""What authors of a plugin are told who declare or register a backend; and if it can
-run now.
-"""
+"""Errors for authors who declare or register a backend, and its current state."""
 
 import json
 import pickle
@@ -64,11 +62,12 @@ def runtime_with_availability(available):
         (None, "declares no runtime for this host"),
     ],
 )
-def test_backends_shows_whether_one_can_be_used_now(made, said, monkeypatch, capsys):
+def test_backends_lists_whether_each_can_be_used(made, said, monkeypatch, capsys):
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=made)
     monkeypatch.setattr("delegraph.discovery.registry._default", registry)
     assert main(["backends", "--available", "--json"]) == 0
+
     (row,) = json.loads(capsys.readouterr().out)["backends"]
     assert said in row["available"]
     assert bool(said) == bool(row["available"])

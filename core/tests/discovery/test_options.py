@@ -1,4 +1,4 @@
-"""Options arrive with their types, or as one error that names the option."""
+"""Options have the declared types, or an error names the option."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_missing_options_get_their_defaults():
     }
 
 
-def test_a_list_is_one_of_texts():
+def test_list_options_are_lists_of_texts():
     specs = (OptionSpec("names", list),)
     assert complete_options(specs, {"names": ("a", "b")}, "x") == {"names": ["a", "b"]}
     assert from_text(specs, {"names": "a, b=0..1"}, "x") == {"names": ["a", "b=0..1"]}
@@ -45,6 +45,7 @@ def test_values_keep_their_types():
     values = complete_options(
         SPECS, {"scale": 2, "folder": Path("a") / "b", "debug": True, "level": 0}, "x"
     )
+
     assert values == {
         "mode": "fast",
         "level": 0,
@@ -76,19 +77,19 @@ def test_values_keep_their_types():
         ({"scale": "a"}, "is float, not 'a'"),
     ],
 )
-def test_wrong_values(given, words):
+def test_wrong_values_are_named(given, words):
     with pytest.raises(OptionError) as caught:
         complete_options(SPECS, given, "backend 'x'")
     assert words in str(caught.value)
     assert caught.value.code == "option-invalid"
 
 
-def test_no_options_at_all():
+def test_a_backend_without_options_refuses_any():
     with pytest.raises(OptionError, match="it takes none"):
         complete_options((), {"level": 1}, "backend 'x'")
 
 
-def test_text_becomes_values():
+def test_texts_are_converted_to_the_declared_types():
     texts = {"mode": "small", "level": "0x10", "scale": "1e-3", "debug": "On"}
     assert from_text(SPECS, texts, "x") == {
         "mode": "small",
@@ -103,23 +104,26 @@ def test_text_becomes_values():
     "texts",
     [{"level": "1.5"}, {"debug": "maybe"}, {"scale": ""}, {"mode": "slow"}, {"x": ""}],
 )
-def test_text_that_is_no_value(texts):
+def test_texts_of_the_wrong_type_are_refused(texts):
     with pytest.raises(OptionError):
         from_text(SPECS, texts, "x")
 
 
-def test_assignments():
+def test_assignments_are_split_by_backend():
     given = ["tosa.spec=TOSA-1.0+FP=x", "vendor/npu.level=3", "tosa.debug="]
     assert split_assignments(given, ["tosa", "vendor/npu"]) == {
         "tosa": {"spec": "TOSA-1.0+FP=x", "debug": ""},
         "vendor/npu": {"level": "3"},
     }
+
+
+def test_the_only_backend_needs_no_name_in_assignments():
     assert split_assignments(["spec=a.b"], ["tosa"]) == {"tosa": {"spec": "a.b"}}
 
 
 @pytest.mark.parametrize(
     "text", ["spec", "tosa.spec", "=x", "tosa.=x", "spec=x", "other.spec=x"]
 )
-def test_wrong_assignments(text):
+def test_wrong_assignments_are_refused(text):
     with pytest.raises(OptionError):
         split_assignments([text], ["tosa", "demo"])

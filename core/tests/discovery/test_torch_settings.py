@@ -1,4 +1,4 @@
-"""Settings of torch that a plugin leaves changed: named, and put back."""
+"""Settings of torch that a plugin changes are restored, and the plugin is named."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def as_before(monkeypatch):
 
 
 def lower_and_call(act):
-    """A program whose plugin calls ``act`` with the name of what it is asked for."""
+    """Lower and call a program whose plugin calls ``act`` with the name of each step."""
 
     class OddBackend(BackendDetails):
         @staticmethod
@@ -82,6 +82,7 @@ def test_plugins_that_change_settings_are_named_and_undone(said, when):
         return
     with pytest.warns(delegraph.DelegraphWarning) as told:
         lower_and_call(lambda now: CHANGES[said]() if now == when else None)
+
     [text] = {str(w.message) for w in told}
     assert text.startswith(f"{when} of Odd")
     assert f", changed torch's {said}; it is " in text
@@ -96,7 +97,7 @@ def test_runtime_that_changes_settings_is_named_once():
     assert len(told) == 1
 
 
-def test_one_that_raises_is_named_for_both():
+def test_a_plugin_that_raises_is_also_named_for_its_settings():
     def act(now):
         torch.set_num_threads(3)
         raise ValueError("no luck")
@@ -134,6 +135,7 @@ def test_settings_changed_by_an_import_are_restored(site, first):
     program = f"{first}import delegraph; delegraph.get_backend('odd'); import torch; "
     program += "print(torch.get_default_dtype(), torch.is_grad_enabled())"
     completed = run_python("-c", program, path=site.folder, DELEGRAPH_PLUGINS="odd-one")
+
     assert completed.stdout == "torch.float32 True\n", completed.stderr
     assert (
         "importing backend 'odd_target:OddBackend' of odd-one 1.0, changed torch's"

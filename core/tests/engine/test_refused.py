@@ -394,7 +394,7 @@ class Branches(nn.Module):
         return torch.cond(x.sum() > 0, yes, no, (x,)).tanh()
 
 
-def test_a_refused_partition_of_a_branch_goes_to_the_next_backend():
+def test_refused_partitions_of_branches_go_to_the_next_backend():
     kind = make_backend("BodyBackend", lambda names: "full" if "sin" in names else None)
     x = torch.randn(3)
     second = make_backend("NextBackend")

@@ -1,6 +1,4 @@
-"""Attention that is decomposed looks for rows that see nothing only where there may be
-some.
-"""
+"""Decomposed attention looks for rows without keys only if the mask may have some."""
 
 import delegraph_executorch.edge as lowering
 import pytest
@@ -28,7 +26,7 @@ class Attends(nn.Module):
 
 
 class Computed(Attends):
-    """The mask is made of numbers."""
+    """Attention with a mask that is computed from numbers."""
 
     def forward(self, x):
         seen = torch.arange(N)[:, None] >= torch.arange(N)
@@ -69,7 +67,7 @@ def decompose_and_compare(module, inputs):
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_masks_without_hidden_rows_need_no_search_for_them(name):
+def test_masks_without_hidden_rows_are_not_searched(name):
     module, inputs = MASKS[name]
     operators, run = decompose_and_compare(module, inputs)
     assert "aten._softmax.default" in operators
@@ -78,7 +76,7 @@ def test_masks_without_hidden_rows_need_no_search_for_them(name):
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-def test_rows_that_see_nothing_are_zeros(name):
+def test_rows_without_keys_equal_eager(name):
     module, inputs = HIDDEN[name]
     operators, run = decompose_and_compare(module, inputs)
     assert "aten.any.dim" in operators

@@ -1,6 +1,4 @@
-"""A call with inputs that the program was not exported for: one error, before anything
-runs, in the caller's names.
-"""
+"""A call with wrong inputs raises one error before anything runs."""
 
 from __future__ import annotations
 
@@ -78,29 +76,30 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_inputs_of_another_kind(nested, name):
+def test_wrong_inputs_are_named(nested, name):
     (args, kwargs), message = OTHERS[name]
     with pytest.raises(InputError, match=message):
         nested(*args, **kwargs)
 
 
-def test_keys_of_a_dict_in_another_order(nested):
+def test_a_dict_input_may_have_another_order(nested):
     args, kwargs = call_arguments()
     turned = args[0], {"b": args[1]["b"], "a": args[1]["a"]}
     torch.testing.assert_close(nested(*turned, **kwargs), nested(*args, **kwargs))
 
 
-def test_inputs_within_the_export(nested):
+def test_exported_sizes_are_accepted(nested):
     for size in (3, 4, 6):
         args, kwargs = call_arguments(*[(size, 8)] * 3)
         torch.testing.assert_close(nested(*args, **kwargs), Nested()(*args, **kwargs))
 
 
-def test_sizes_that_are_twice_another():
+def test_a_size_must_be_twice_another():
     shapes = {0: 2 * HALF}, {0: HALF}
     lowered = delegraph.lower(
         Doubled().eval(), (randn(4, 8), randn(2, 8)), dynamic_shapes=shapes, backends=[]
     )
+
     torch.testing.assert_close(
         lowered(torch.ones(2, 8), torch.ones(1, 8)), torch.full((1, 8), 3.0)
     )
@@ -116,12 +115,13 @@ def test_sizes_that_are_twice_another():
         lowered(randn(10, 8), randn(5, 8))
 
 
-def test_multiples_that_the_model_needs_and_numbers():
+def test_a_size_must_be_a_multiple_of_three():
     shapes = {0: Dim.AUTO}, Dim.DYNAMIC
     lowered = delegraph.lower(
         Summed().eval(), (randn(6, 8), 4), dynamic_shapes=shapes, backends=[]
     )
     x = randn(9, 8)
+
     torch.testing.assert_close(lowered(x, 7), Summed()(x, 7))
     with pytest.raises(
         InputError,
@@ -130,7 +130,7 @@ def test_multiples_that_the_model_needs_and_numbers():
         lowered(randn(7, 8), 4)
 
 
-def test_only_a_multiple_is_known():
+def test_a_size_must_be_twice_a_limited_size():
     class Halves(torch.nn.Module):
         def forward(self, x):
             return x.reshape(2, -1).sum(0)
@@ -138,6 +138,7 @@ def test_only_a_multiple_is_known():
     lowered = delegraph.lower(
         Halves().eval(), randn(4), dynamic_shapes=({0: 2 * HALF},), backends=[]
     )
+
     assert lowered(torch.ones(8)).tolist() == [2.0] * 4
     with pytest.raises(
         InputError,
@@ -169,13 +170,14 @@ def test_refused_calls_write_no_input_or_buffer():
         backends=[],
     )
     zeros = torch.zeros(4)
+
     with pytest.raises(InputError, match="input y has size 5"):
         lowered(zeros, randn(5))
     assert not zeros.any()
     assert lowered(zeros, torch.zeros(4)) == 5
 
 
-def test_several_threads_make_the_first_call(nested):
+def test_threads_get_the_same_error_in_the_first_call(nested):
     lowered = nested.instance()
     failed = []
 
@@ -188,9 +190,12 @@ def test_several_threads_make_the_first_call(nested):
                 failed.append(1)
 
     threads = [threading.Thread(target=call) for _ in range(4)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert len(failed) == 200
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(failed) == 4 * 50, "all calls of all threads"
 
 
 class Scaled(torch.nn.Module):
@@ -198,7 +203,7 @@ class Scaled(torch.nn.Module):
         return x * n
 
 
-def test_a_number_that_may_vary_has_to_be_a_number():
+def test_a_dynamic_number_must_be_a_number():
     program = export(
         Scaled(), (torch.ones(3), 4), dynamic_shapes={"x": None, "n": Dim.DYNAMIC}
     )

@@ -1,6 +1,4 @@
-"""Where memory can be seen, values have the recorded strides, whatever delegates return
-and callers pass.
-"""
+"""Values have the recorded strides wherever the program can see memory."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ SINE = CapabilityPartitioner(
 
 
 class PackedRuntime(EchoRuntime):
-    """As compilers do it: results in memory of their own, in order; inputs have to be
-    as the program was compiled.
-    """
+    """Returns contiguous results in new memory, as compilers do."""
 
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
@@ -58,7 +54,7 @@ def as_module(function):
 def lower_all_but(
     function, registry, *inputs, host=(aten.as_strided.default,), **options
 ):
-    """With a backend that takes all but the operators ``host``."""
+    """Lower for a backend that takes all operators except ``host``."""
     takes = CapabilityPartitioner(
         lambda n: "the host's" if n.target in host else None, "EchoBackend"
     )
@@ -108,6 +104,7 @@ def test_memory_is_read_as_in_eager(packed, name):
         aten.view.dtype,
     )
     program = lower_all_but(READS[name], packed, x, host=host)
+
     assert program.delegates
     for k in range(2):
         torch.testing.assert_close(program(x + k), READS[name](x + k), rtol=0, atol=0)
@@ -122,11 +119,12 @@ def test_random_numbers_are_drawn_in_the_order_of_memory(packed):
     torch.manual_seed(0)
     found = program(x)
     torch.manual_seed(0)
+
     torch.testing.assert_close(found, draw(x), rtol=0, atol=0)
 
 
 def test_memory_around_a_delegates_result_is_refused(packed):
-    """In eager it is the rest of the sine; the delegate returns a part only."""
+    """In eager this memory has the rest of the sine. The delegate returns only a part."""
 
     def around(x):
         return x.sin()[1:, 1:].as_strided((2, 2), (4, 1), 0)
@@ -164,7 +162,7 @@ def test_the_caller_gets_the_recorded_strides(packed, function, given):
     ]
 
 
-def test_sizes_known_at_run_time(packed):
+def test_dynamic_sizes_have_the_recorded_order_of_strides(packed):
     shapes = (
         (
             {
@@ -177,6 +175,7 @@ def test_sizes_known_at_run_time(packed):
         lambda x: x.sin().t(), packed, torch.randn(3, 4), dynamic_shapes=shapes
     )
     found = program(torch.ones(5, 7))
+
     assert found.shape == (7, 5)
     assert found.stride() == (1, 7)
 
@@ -188,9 +187,12 @@ def test_delegates_get_the_strides_that_they_were_compiled_for():
         @staticmethod
         def load(*args):
             run = EchoRuntime.load(*args)
-            return lambda *given: (
-                seen.append([g.stride() for g in given]) or run(*given)
-            )
+
+            def call(*given):
+                seen.append([value.stride() for value in given])
+                return run(*given)
+
+            return call
 
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=Looking)
@@ -199,6 +201,7 @@ def test_delegates_get_the_strides_that_they_were_compiled_for():
     )
     x = torch.randn(4, 3).t()
     y = torch.randn(4, 5)
+
     torch.testing.assert_close(program(x, y), x @ y)
     assert seen == [[(4, 1), (1, 4)]]
 
@@ -221,6 +224,7 @@ def test_an_input_that_is_read_directly_may_have_any_strides(packed):
         as_module(read), (torch.randn(3, 4),), backends=[SINE], registry=packed
     )
     x = torch.randn(4, 3).t()
+
     torch.testing.assert_close(program(x), read(x), rtol=0, atol=0)
 
 
@@ -250,7 +254,7 @@ def outcome(program, inputs):
 
 
 def equals_eager_unless_refused(registry, seed, mask):
-    """Over two calls. Returns whether the calls were refused."""
+    """Compare with eager over two calls. Return whether the calls were refused."""
     module = programs.Program(seed, reads_memory=True).eval()
     exported = torch.export.export(module, programs.inputs(0))
     lowered = api.lower(exported, backends=[partitioner(mask)], registry=registry)
@@ -273,20 +277,16 @@ def equals_eager_unless_refused(registry, seed, mask):
 
 @pytest.mark.parametrize("mask", [0, 2**MASK - 1])
 def test_written_transposed_values_keep_their_memory_order(packed, mask):
-    """A write through a transposed view makes the value of ``x`` lie in another order,
-    and so the sine of it.
-    """
+    """A write through a transposed view changes the order of ``x`` in memory."""
     assert not equals_eager_unless_refused(packed, 253, mask)
 
 
-def test_writes_to_a_copy_of_an_expanded_tensor(packed):
-    """The elements of what was expanded share memory: scatters of it would write all of
-    them.
-    """
+def test_writes_to_a_copy_of_an_expanded_tensor_equal_eager(packed):
+    """Expanded elements share memory, so a scatter would write all of them."""
     assert not equals_eager_unless_refused(packed, 41296, 32768)
 
 
-def test_random_programs_that_read_memory(packed):
+def test_random_programs_that_read_memory_equal_eager(packed):
     refused = [
         equals_eager_unless_refused(
             packed, seed, 0x123456789ABCDEF * (seed + 1) % 2**MASK
@@ -299,5 +299,5 @@ def test_random_programs_that_read_memory(packed):
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1))
 @settings(max_examples=2000, deadline=None)
-def test_many_random_programs_that_read_memory(packed, seed, mask):
+def test_many_random_programs_that_read_memory_equal_eager(packed, seed, mask):
     equals_eager_unless_refused(packed, seed, mask)

@@ -1,6 +1,4 @@
-"""Random programs that write through views, made functional and run by the host, which
-keeps recorded strides.
-"""
+"""Random programs that write through views become functional, and equal eager."""
 
 import copy
 
@@ -16,11 +14,8 @@ from programs.tests.support import aliasing_programs
     "first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(10, 400, 10))]
 )
 def test_random_aliasing_programs_equal_eager(first):
-    """400 programs equal eager, results and state, over three calls; hardly any is
-    retraced.
-
-    What they write is what ``run_decompositions({})`` says, of which every fourth is
-    asked (it takes most of the time).
+    """400 programs equal eager over three calls; few are retraced. Every fourth is
+    compared with ``run_decompositions({})``, which takes most of the time.
     """
     notes = [
         note

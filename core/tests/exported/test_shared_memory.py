@@ -1,6 +1,4 @@
-"""Inputs that share memory: refused where a write would have to reach another of them,
-else as eager computes them.
-"""
+"""Inputs or buffers that share memory are refused if one of them is written."""
 
 import delegraph
 import numpy as np
@@ -41,7 +39,7 @@ def lower_for_inputs(x, y):
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_a_write_that_another_input_would_show(name):
+def test_a_write_to_memory_of_another_input_is_refused(name):
     x, y = SHARED[name](twelve_numbers())
     with pytest.raises(
         InputError, match="^inputs x and y share memory, and the program writes x"
@@ -57,7 +55,7 @@ def test_writes_to_disjoint_memory_leave_other_inputs_unchanged(name):
 
 
 class Part(nn.Module):
-    """Writes a buffer that another one is a part of."""
+    """Writes a buffer. Another buffer is a part of it."""
 
     def __init__(self):
         super().__init__()
@@ -69,12 +67,12 @@ class Part(nn.Module):
         return self.part * x
 
 
-def test_buffers_that_share_memory():
+def test_written_buffers_that_share_memory_are_refused():
     with pytest.raises(InputError, match=r"(?s)shares memory with .*give each its own"):
         delegraph.lower(Part().eval(), (twelve_numbers()[:4],), backends=[])
 
 
-def test_buffers_of_a_file_that_share_memory(tmp_path):
+def test_buffers_of_a_file_that_share_memory_are_refused(tmp_path):
     torch.export.save(
         torch.export.export(Part(), (twelve_numbers()[:4],)), tmp_path / "part.pt2"
     )
@@ -84,7 +82,8 @@ def test_buffers_of_a_file_that_share_memory(tmp_path):
         delegraph.lower(torch.export.load(tmp_path / "part.pt2"), backends=[])
 
 
-def test_storages_over_one_buffer():
+def test_memory_of_several_storages_may_overlap():
+    """Tensors from numpy have separate storages over the same bytes."""
     array = np.zeros(10, np.float32)
     first, second, third = (
         torch.from_numpy(a) for a in (array[:6], array[4:], array[6:])

@@ -1,6 +1,4 @@
-"""Partitions inside the bodies of cond, while_loop, map and scan: found, compiled, run,
-reported.
-"""
+"""Bodies of cond, while_loop, map and scan are partitioned, compiled, run and reported."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
 
 class BodyBackend(BackendDetails):
-    """Keeps its programs in a table; its blob is the key. Its constants are those that
-    the program owns.
-    """
+    """Keeps its programs in a table. The blob is the key."""
 
     programs: ClassVar[dict[bytes, torch.export.ExportedProgram]] = {}
     calls: ClassVar[list[dict[str, int]]] = []
@@ -68,7 +64,7 @@ class BodyRuntime(BackendRuntime):
 
 
 def partitioner_for(*operators) -> CapabilityPartitioner:
-    """A partitioner for the operators named."""
+    """Return a partitioner for operators with these names."""
     return CapabilityPartitioner(
         lambda n: None if n.target in operators else "not mine", "BodyBackend"
     )
@@ -85,7 +81,7 @@ def registry() -> Iterator[Registry]:
 
 
 class Cond(torch.nn.Module):
-    """A branch with weights, one without, and work around them."""
+    """A branch with weights, a branch without, and calls around them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +100,9 @@ class Cond(torch.nn.Module):
 
 
 class Loop(torch.nn.Module):
-    """A counted loop whose body has weights; the first value it carries is a buffer."""
+    """A counted loop with weights in its body. The first carried value starts as a
+    buffer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +142,7 @@ class Scan(torch.nn.Module):
 
 
 class Nested(torch.nn.Module):
-    """map > cond > cond, as ExecuTorch's own test of nested control flow has it."""
+    """A map with a cond with a cond, as in ExecuTorch's test of nested control flow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +197,7 @@ PRODUCTS = (aten.linear.default, aten.matmul.default, aten.mm.default)
 
 
 def delegates_at(module: GraphModule) -> dict[str, int]:
-    """Path of a body ("" the whole) -> calls of delegates in its own graph."""
+    """Return the delegate calls of each body, by its path. The path of the whole is ""."""
     found = {k: m for k, m in module.named_modules() if isinstance(m, GraphModule)}
     return {
         k: sum(node.target is CALL_DELEGATE for node in m.graph.nodes)
@@ -230,6 +228,7 @@ def test_programs_with_subgraphs_equal_eager(name, mine, registry):
         torch.testing.assert_close(
             lowered.exported_program().module()(*inputs), expected
         )
+
     assert not mine or BodyRuntime.runs
 
 
@@ -243,6 +242,7 @@ def test_each_body_is_partitioned(registry):
             registry=registry,
         )
         counts[name] = delegates_at(lowered.exported_program().graph_module)
+
     assert counts["cond"] == {"": 2, "true_graph_0": 1, "false_graph_0": 1}
     assert counts["while_loop"] == {
         "": 0,
@@ -262,7 +262,7 @@ def test_each_body_is_partitioned(registry):
 
 
 def test_a_delegate_in_a_branch_owns_its_weights(registry):
-    """pytorch/executorch 18144: there a branch gets every weight as a run-time input."""
+    """In ExecuTorch, a branch gets every weight as a run-time input (issue 18144)."""
     lowered = delegraph.lower(
         Cond().eval(),
         (torch.ones(3, 4),),
@@ -273,6 +273,7 @@ def test_a_delegate_in_a_branch_owns_its_weights(registry):
     assert not program.state_dict
     assert [n.name for n, _ in placeholders(program)] == ["x"]
     assert len(higher_order(program.graph_module, "cond").args[3]) == 1
+
     owned = {
         delegate.name: sorted(delegate.module.original_module.state_dict)
         for delegate in lowered.delegates
@@ -287,6 +288,7 @@ def test_weights_are_owned_at_any_depth(registry):
         make().eval(), cases[0], backends=[partitioner_for(*MINE)], registry=registry
     )
     assert not lowered.exported_program().state_dict
+
     holds = [
         delegate.name
         for delegate in lowered.delegates
@@ -296,9 +298,7 @@ def test_weights_are_owned_at_any_depth(registry):
 
 
 def test_a_constant_that_the_host_needs_in_a_branch_stays(registry):
-    """The true branch's bias is added on the host; the false branch, which does not use
-    it, still lines up.
-    """
+    """The host adds the bias of the true branch. The false branch does not use it."""
     lowered = delegraph.lower(
         Cond().eval(),
         (torch.ones(3, 4),),
@@ -307,6 +307,7 @@ def test_a_constant_that_the_host_needs_in_a_branch_stays(registry):
     )
     program = lowered.exported_program()
     assert list(program.state_dict) == ["shift"]
+
     inner = [
         getattr(program.graph_module, k).graph
         for k in ("true_graph_0", "false_graph_0")
@@ -316,8 +317,8 @@ def test_a_constant_that_the_host_needs_in_a_branch_stays(registry):
     assert len(names[0]) == 2
 
 
-def test_a_carried_value_is_no_constant(registry):
-    """It starts as a buffer, but changes with every turn of the loop."""
+def test_a_carried_buffer_stays_an_input_of_the_delegate(registry):
+    """Its value changes in each iteration."""
 
     class Count(torch.nn.Module):
         def __init__(self):
@@ -334,14 +335,12 @@ def test_a_carried_value_is_no_constant(registry):
     lowered = delegraph.lower(
         Count().eval(), (x,), backends=[partitioner_for(*MINE)], registry=registry
     )
+
     torch.testing.assert_close(lowered(x), 3 * x)
     assert lowered.delegates[0].module.original_module.state_dict == {}
 
 
 def test_methods_and_bodies_are_compiled_jointly(registry):
-    """multi_method.control_flow: one call for the partitions of all methods, those in
-    bodies included.
-    """
     x = torch.ones(3, 4)
     given = {"a": Cond().eval(), "b": torch.nn.Linear(4, 4).eval()}
     lowered = delegraph.lower(
@@ -350,6 +349,7 @@ def test_methods_and_bodies_are_compiled_jointly(registry):
         backends=[partitioner_for(*MINE)],
         registry=registry,
     )
+
     assert BodyBackend.calls == [{"a": 4, "b": 1}]
     for method, model in given.items():
         torch.testing.assert_close(lowered.method(method)(x), model(x))
@@ -369,6 +369,7 @@ def test_reports_count_delegates_and_refusals_in_branches(registry):
     ]
     assert report.host["forward"]["aten.sin.default"] == 1
     assert report.host["forward"]["cond"] == 1
+
     (row,) = [
         refusal for refusal in report.refusals if refusal.operator == "aten.sin.default"
     ]
@@ -392,6 +393,7 @@ def test_debug_handles_are_unique_over_bodies(registry):
         if n.op == "call_function"
     ]
     assert handles == list(range(1, len(handles) + 1))
+
     lowered = delegraph.lower(
         Cond().eval(),
         (torch.ones(3, 4),),
@@ -428,6 +430,7 @@ def test_operators_in_branches_are_decomposed_for_core_programs(registry):
     lowered = delegraph.lower(
         Normal().eval(), (torch.ones(3, 4),), backends=[], registry=registry
     )
+
     assert "aten.layer_norm.default" in call_targets(
         lowered.exported_program().graph_module
     ), "the host calls it as eager"
@@ -451,6 +454,7 @@ def test_bodies_are_decomposed_on_demand(registry):
         backends=[partitioner_for(aten.layer_norm.default)],
         registry=registry,
     )
+
     assert dict(whole.report.delegates[0].operators) == {"aten.layer_norm.default": 1}
     x = torch.randn(3, 4).abs()
     for lowered in (decomposed, whole):
@@ -474,6 +478,7 @@ def test_writes_to_values_of_a_branch_stay_local(registry):
         backends=[partitioner_for(*MINE)],
         registry=registry,
     )
+
     assert not lowered.report.notes
     assert not call_targets(lowered.exported_program().graph_module) & {
         "aten.relu_.default"
@@ -491,6 +496,7 @@ def test_a_backend_may_take_the_call_with_its_bodies(registry):
         backends=[partitioner_for(cond), partitioner_for(*MINE)],
         registry=registry,
     )
+
     assert BodyBackend.calls == [{"forward": 1}, {"forward": 2}]
     assert "cond" not in call_targets(lowered.exported_program().graph_module)
     for each in (x, -x):
@@ -500,9 +506,7 @@ def test_a_backend_may_take_the_call_with_its_bodies(registry):
 def test_branches_taken_after_decomposition_make_the_call_supported(
     registry,
 ):
-    """It takes a cond only with all that is in it, as TOSA does, and knows
-    native_layer_norm only.
-    """
+    """The backend takes a cond only with its whole bodies, as TOSA does."""
     known = {
         aten.native_layer_norm.default,
         aten.sin.default,
@@ -533,6 +537,7 @@ def test_branches_taken_after_decomposition_make_the_call_supported(
     lowered = delegraph.lower(
         Normal().eval(), (torch.ones(3, 4),), backends=[who], registry=registry
     )
+
     assert [dict(row.operators) for row in lowered.report.delegates] == [{"cond": 1}]
     for x in (torch.randn(3, 4).abs(), -torch.ones(3, 4)):
         torch.testing.assert_close(lowered(x), Normal()(x))
@@ -541,8 +546,8 @@ def test_branches_taken_after_decomposition_make_the_call_supported(
 @pytest.mark.parametrize(
     "mine", [(aten.add.Tensor, aten.mul.Tensor), (aten.mul.Tensor,), ()]
 )
-def test_a_tensor_that_a_branch_makes_of_numbers(mine, registry):
-    """torch leaves it an attribute of the branch, which no program may have."""
+def test_a_branch_may_create_a_tensor_from_numbers(mine, registry):
+    """torch makes it an attribute of the branch, which no exported program may have."""
 
     class Numbers(torch.nn.Module):
         def forward(self, x):
@@ -559,6 +564,7 @@ def test_a_tensor_that_a_branch_makes_of_numbers(mine, registry):
         backends=[partitioner_for(*mine)],
         registry=registry,
     )
+
     assert bool(mine) == bool(BodyBackend.programs)
     for x in (torch.ones(3), -torch.ones(3)):
         torch.testing.assert_close(lowered(x), Numbers()(x))
@@ -573,6 +579,7 @@ def test_the_second_backend_gets_operators_left_in_branches(registry):
         backends=[partitioner_for(*PRODUCTS), partitioner_for(aten.sin.default)],
         registry=registry,
     )
+
     assert delegates_at(lowered.exported_program().graph_module) == {
         "": 0,
         "true_graph_0": 1,
@@ -591,7 +598,7 @@ def test_program_of_the_caller_is_unchanged(registry):
     assert [g.owning_module for g in graphs(program.graph_module)] == owners
 
 
-def test_bytes_in_bodies_do_not_depend_on_the_run(registry):
+def test_blobs_of_bodies_are_equal_in_each_run(registry):
     def blobs():
         BodyBackend.programs = {}
         lowered = delegraph.lower(
@@ -607,7 +614,7 @@ def test_bytes_in_bodies_do_not_depend_on_the_run(registry):
     assert blobs() == blobs()
 
 
-def test_dynamic_sizes_in_bodies(registry):
+def test_bodies_may_have_dynamic_sizes(registry):
     model = Cond().eval()
     batch = torch.export.Dim("batch", min=2, max=9)
     program = torch.export.export(

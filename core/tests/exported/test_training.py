@@ -1,4 +1,4 @@
-"""Programs that were exported in training mode say so."""
+"""Programs that were exported in training mode get a note."""
 
 import delegraph.api as api
 import pytest
@@ -12,7 +12,7 @@ X = torch.randn(2, 3, 8)
 
 
 class Trained(nn.Module):
-    """Everything in torch that is another function in training."""
+    """All layers of torch that differ in training."""
 
     def __init__(self):
         super().__init__()
@@ -29,8 +29,8 @@ class Trained(nn.Module):
 
 
 class Alike(nn.Module):
-    """Nothing of this differs: statistics of the batch in both modes, and nothing is
-    dropped out.
+    """Layers that do not differ: batch statistics in both modes, and dropout of
+    nothing.
     """
 
     def __init__(self):
@@ -57,6 +57,7 @@ def test_each_call_in_training_is_named_with_the_users_line():
         "instance_norm.default",
         "lstm.input",
     )
+
     assert all(
         f"1 x aten.{name}" in note
         for name in (*calls, "scaled_dot_product_attention.default")
@@ -111,9 +112,7 @@ def test_dropout_between_lstm_layers_is_kept(echo_registry):
 
 
 class Wrapper(nn.Module):
-    """What people write around a model that is in eval mode, and forget to put into it
-    too.
-    """
+    """Wraps a model in eval mode, but is in training mode itself."""
 
     def __init__(self, model):
         super().__init__()
@@ -165,8 +164,10 @@ def test_verify_refuses_a_model_that_went_back_to_training():
     with pytest.raises(InputError, match="module 0 is in training mode"):
         lowered.verify(X)
     assert not model[0].running_mean.any()
+
     model.eval()
     assert lowered.verify(X).agrees()
+
     # the module of an exported program is always in the mode of the export
     exported = api.lower(torch.export.export(model, (X,)), backends=[])
     for _ in range(2):

@@ -1,6 +1,4 @@
-"""Whether a stored blob still runs: its runtime is asked with a header, before anything
-is loaded.
-"""
+"""A runtime decides by the header whether a stored blob can run, before it is loaded."""
 
 import delegraph
 import pytest
@@ -88,7 +86,7 @@ class Half(torch.nn.Module):
 
 @pytest.fixture
 def saved(tmp_path):
-    """A registry, and a file that its plugin saved."""
+    """Return a registry and a file that its plugin saved."""
     registry = Registry(discover=False)
     registry.register(Plugin())
     lowered = delegraph.lower(
@@ -103,11 +101,13 @@ def saved(tmp_path):
 def test_compatibility_is_decided_without_loading(saved):
     registry, path, lowered = saved
     assert lowered.delegates[0].fingerprint == "halver 1.5"
+
     HalvingRuntime.answer = Compatibility("rebuild", "version 2 is faster")
     loaded = delegraph.load(path, registry=registry)
     answer = loaded.compatible("npu1")
     assert answer.verdict == "rebuild"
     assert LOADED == []
+
     header, specs, device = ASKED[-1]
     assert header.backend_id == "HalvingBackend"
     assert header.size == 5004
@@ -129,6 +129,7 @@ def test_incompatible_blobs_are_refused_with_the_reason(saved):
         "cannot", "it is of version 1, and 2 is read here"
     )
     loaded = delegraph.load(path, registry=registry)
+
     with pytest.raises(FormatError) as caught:
         loaded(torch.ones(2))
     assert str(caught.value).startswith(
@@ -195,13 +196,14 @@ class BareFormat(ProgramFormat):
         return {"forward": lambda: None}
 
 
-def test_a_name_in_a_file_forges_no_line():
+def test_names_in_a_file_cannot_add_lines_to_the_verdict():
     blob = StoredBlob(
         "fo\ncan run here: runs", BlobHeader("B\x1b[2J\n", 0, b"", "p\n1"), []
     )
     text = str(
         ProgramCompatibility(((blob, Compatibility("cannot", "of\nversion 1")),))
     )
+
     assert text.splitlines()[0] == "can run here: cannot"
     assert len(text.splitlines()) == 2
     assert "\x1b" not in text

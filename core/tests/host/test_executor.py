@@ -1,6 +1,4 @@
-"""Calls of delegates: the strides that runtimes get, and observers, which another
-distribution has.
-"""
+"""Calls of delegates: strides of their inputs, and observers."""
 
 import sys
 
@@ -45,6 +43,7 @@ def test_observing_without_delegraph_analysis_names_it(registry, monkeypatch):
         Turned().eval(), (torch.eye(3),), backends=["doubling"], registry=registry
     )
     monkeypatch.setitem(sys.modules, "delegraph_analysis", None)
+
     with pytest.raises(
         PluginUnavailable, match="observing a program comes with delegraph-analysis"
     ) as raised:
@@ -63,9 +62,7 @@ class Turned(torch.nn.Module):
 def test_a_runtime_that_takes_any_strides_gets_values_as_they_are(
     any_strides, registry, monkeypatch
 ):
-    """torch recorded the strides of a transposed tensor; here it is computed with those
-    of C order.
-    """
+    """torch recorded the strides of a transposed tensor. The call passes C order."""
     given = []
 
     def load(processed_bytes, compile_specs, named_data):
@@ -97,6 +94,7 @@ def test_a_runtime_that_takes_any_strides_gets_values_as_they_are(
         result = lowered(2 * torch.eye(3, 3))
         assert torch.equal(result, 4 * torch.eye(3))
     recorded = value.stride()
+
     assert given == ([recorded, (3, 1)] if any_strides else [recorded] * 2)
     assert recorded != (3, 1)
 
@@ -112,6 +110,7 @@ def test_a_failing_operator_notes_the_users_line():
     )
     with pytest.raises(IndexError) as raised:
         lowered(torch.eye(3), torch.tensor([5]))
+
     [note] = raised.value.__notes__
     assert note.startswith("in aten.index.Tensor at ")
     assert "return x[index]" in note

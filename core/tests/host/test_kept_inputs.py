@@ -1,6 +1,4 @@
-"""A runtime that writes its inputs is named, and the caller's tensors keep their
-values.
-"""
+"""A runtime that writes its inputs is named, and the inputs get their values back."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def never(x):
 
 
 def lower_relu_to(run, thread_safe=True):
-    """A relu, whose delegate is ``run``."""
+    """Lower a relu for a delegate that calls ``run``."""
 
     class ReluBackend(BackendDetails):
         @staticmethod
@@ -64,6 +62,7 @@ def test_the_first_call_names_the_runtime(run, thread_safe):
             match=r"runtime of ReluBackend wrote to its input 0 \(input\)",
         ) as caught:
             program(x)
+
     assert "partition ReluBackend_0 of method forward" in str(caught.value)
     assert torch.equal(x.nan_to_num(5), torch.tensor([-1.0, 5.0, 2.0]))
 
@@ -77,29 +76,47 @@ def test_verify_names_delegates_that_write_inputs(run, per_operator):
         )
 
 
-def test_one_that_begins_to_write_later():
-    """Torch counts its writes, so that the call after one of them compares. By numpy,
-    ``verify`` finds out.
-    """
-    how = [never]
-    program = lower_relu_to(lambda x: how[0](x))
+class ChangingRun:
+    """Runs a function that a test replaces after the first call."""
+
+    def __init__(self):
+        self.function = never
+
+    def __call__(self, x):
+        return self.function(x)
+
+
+def test_verify_notices_later_writes_by_numpy():
+    run = ChangingRun()
+    program = lower_relu_to(run)
     x = torch.tensor([-1.0, 0.0, 2.0])
     program(x)
-    how[0] = relu_in_place_by_numpy
+
+    run.function = relu_in_place_by_numpy
     program(x.clone())
+
     with pytest.raises(ContractViolation, match="wrote to its input 0"):
         program.verify(x)
-    program, how[0] = lower_relu_to(lambda x: how[0](x)), never
+    assert x.tolist() == [-1.0, 0.0, 2.0]
+
+
+def test_the_next_call_notices_later_writes_by_torch():
+    """torch counts its writes. After a call with writes, the next call compares."""
+    run = ChangingRun()
+    program = lower_relu_to(run)
+    x = torch.tensor([-1.0, 0.0, 2.0])
     program(x)
-    how[0] = relu_in_place_by_torch
+
+    run.function = relu_in_place_by_torch
     program(x.clone())
+
     with pytest.raises(ContractViolation, match="wrote to its input 0"):
         program(x)
     assert x.tolist() == [-1.0, 0.0, 2.0]
 
 
 def test_writes_by_other_threads_do_not_blame_the_runtime():
-    """As a thread does that fills the other half of a buffer during the call."""
+    """Another thread may fill the rest of a buffer during the call."""
     buffer = torch.tensor([-1.0, 0.0, 2.0, 4.0, 5.0, 6.0])
 
     def during(x):
@@ -109,6 +126,7 @@ def test_writes_by_other_threads_do_not_blame_the_runtime():
     program = lower_relu_to(during)
     for _ in range(3):
         assert program(buffer[:3]).tolist() == [0.0, 0.0, 2.0]
+
     assert buffer.tolist() == [-1.0, 0.0, 2.0, 7.0, 8.0, 9.0]
 
 
@@ -132,7 +150,7 @@ VALUES = [
 @pytest.mark.parametrize(
     "value", VALUES, ids=lambda v: f"{type(v).__name__} {getattr(v, 'dtype', '')}"
 )
-def test_inputs_of_any_kind_are_as_before(value):
+def test_unchanged_inputs_of_any_kind_are_not_put_back(value):
     kept = KeptInputs.of([value])
     assert kept.put_back() == []
     assert count_writes([value]) == count_writes([value])
@@ -149,6 +167,7 @@ def test_values_are_put_back_in_any_layout():
     rows[1, 1] = -math.inf
     once.fill_(2)
     inference.numpy()[0] = 5
+
     assert kept.put_back() == [0, 1, 2]
     assert all(torch.equal(v, w) for v, w in zip(values, expected, strict=True))
 

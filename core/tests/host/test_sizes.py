@@ -1,6 +1,4 @@
-"""Sizes of 0 and 1, where torch traced a program for others: eager's results, or an
-error that says what is wrong.
-"""
+"""Programs traced at other sizes equal eager at sizes 0 and 1, or raise a clear error."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def inside(x):
     ).mT
 
 
-def test_a_squeeze_of_a_number_drops_nothing():
+def test_a_squeeze_of_a_scalar_changes_nothing():
     program = export(OfNumber(), (torch.tensor(2.0),))
     result = delegraph.lower(program, backends=[])(torch.tensor(3.0))
     torch.testing.assert_close(result, OfNumber()(torch.tensor(3.0)))
@@ -95,6 +93,7 @@ def test_dropped_dimension_that_is_needed_is_refused(name):
     function, sizes, backends = COUNTED_ON[name]
     result = lower_dynamic(function, backends)
     x = torch.randn(3, 4, 5)
+
     torch.testing.assert_close(result(x), function(x))
     with pytest.raises(
         InputError,

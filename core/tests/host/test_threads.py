@@ -1,6 +1,4 @@
-"""Calls of lowered programs in several threads: independent of each other, state
-written one call after the other.
-"""
+"""Threads may call one program at once. Calls that write state run one after the other."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ THREADS = 4
 
 
 def run_in_threads(work, arguments):
-    """The results of ``work`` for each argument, each in a thread of its own, all
-    started together.
-    """
+    """Return ``work(argument)`` for each argument, in threads that start together."""
     start = threading.Barrier(len(arguments), timeout=60)
 
     def run(argument):
@@ -58,7 +54,7 @@ def partitioner_for(*operators):
 
 
 class Around(torch.nn.Module):
-    """Host work, a sine, host work that needs what was before it."""
+    """A sine on the delegate, between calls on the host that share values."""
 
     def forward(self, x):
         y = x * 3
@@ -67,7 +63,7 @@ class Around(torch.nn.Module):
 
 @pytest.mark.parametrize("inside", ["delegate", "branch"])
 def test_two_calls_at_once_have_their_own_values(inside):
-    """Both are in the delegate at the same time."""
+    """The barrier passes only if both calls are in the delegate at once."""
     both = threading.Barrier(2, timeout=60)
 
     class Meeting(BackendRuntime):
@@ -95,6 +91,7 @@ def test_two_calls_at_once_have_their_own_values(inside):
         registry=registry_with_runtime(Meeting),
     )
     inputs = [torch.full((5,), float(k)) for k in (1, 2)]
+
     torch.testing.assert_close(
         run_in_threads(lowered, inputs), [module(x) for x in inputs], rtol=0, atol=0
     )
@@ -127,7 +124,7 @@ def test_two_calls_at_once_without_a_backend():
     )
 
 
-def test_a_delegate_is_loaded_once():
+def test_threads_load_a_delegate_once():
     loads = []
     entered = threading.Event()
 
@@ -147,13 +144,12 @@ def test_a_delegate_is_loaded_once():
         registry=registry_with_runtime(Slow),
     )
     run_in_threads(lowered, [torch.ones(5)] * THREADS)
+
     assert len(loads) == 1
 
 
 class Reusing(BackendRuntime):
-    """Not thread-safe: every call writes into the same buffer, and says so if another
-    call is in there.
-    """
+    """Writes every result to one buffer, and fails if two calls are inside at once."""
 
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
@@ -173,19 +169,26 @@ class Reusing(BackendRuntime):
 
 
 def test_a_later_call_does_not_change_earlier_results():
-    lowered, sine = (
-        delegraph.lower(
-            m.eval(),
-            (torch.zeros(5),),
-            backends=[partitioner_for(aten.sin.default)],
-            registry=registry_with_runtime(Reusing),
-        )
-        for m in (Around(), Sine())
-    )
-    first = sine(torch.ones(5))
+    lowered = lower_for_reusing_runtime(Sine())
+    first = lowered(torch.ones(5))
     kept = first.clone()
-    sine(torch.full((5,), 2.0))
+
+    lowered(torch.full((5,), 2.0))
+
     torch.testing.assert_close(first, kept, rtol=0, atol=0)
+
+
+def lower_for_reusing_runtime(module):
+    return delegraph.lower(
+        module.eval(),
+        (torch.zeros(5),),
+        backends=[partitioner_for(aten.sin.default)],
+        registry=registry_with_runtime(Reusing),
+    )
+
+
+def test_calls_of_a_runtime_without_thread_safety_do_not_overlap():
+    lowered = lower_for_reusing_runtime(Around())
     inputs = [torch.full((5,), float(k)) for k in range(8)]
     torch.testing.assert_close(
         run_in_threads(lowered, inputs), [Around()(x) for x in inputs], rtol=0, atol=0
@@ -220,12 +223,13 @@ def test_calls_that_write_state_are_made_one_after_the_other(registry, operators
     results = run_in_threads(
         lambda _: [lowered(torch.ones(3))[0].item() for _ in range(25)], range(THREADS)
     )
+
     assert sorted(r for listed in results for r in listed) == [
         2.0 * k for k in range(1, 25 * THREADS + 1)
     ]
 
 
-def test_instances_have_state_of_their_own(registry):
+def test_instances_and_copies_have_their_own_state(registry):
     lowered = delegraph.lower(
         Counter().eval(),
         (torch.ones(3),),
@@ -235,16 +239,22 @@ def test_instances_have_state_of_their_own(registry):
     lowered(torch.ones(3))
     instance = lowered.instance()
     copied = copy.deepcopy(lowered)
-    assert [
-        p(torch.ones(3))[0].item()
-        for p in (lowered, instance, copied, instance, lowered)
-    ] == [4, 2, 4, 4, 6]
+
+    def next_total(program):
+        return program(torch.ones(3))[0].item()
+
+    # each call adds 1 and returns the doubled total; ``copied`` starts after one call
+    assert next_total(lowered) == 4
+    assert next_total(instance) == 2
+    assert next_total(copied) == 4
+    assert next_total(instance) == 4
+    assert next_total(lowered) == 6
     assert instance.verify(torch.ones(3)).relative_error == 0
     assert instance.report is lowered.report
 
 
-def test_state_in_a_runtime():
-    """Each instance has a delegate of its own; a copy would need the runtime's state."""
+def test_state_kept_by_a_runtime_is_per_instance():
+    """A program with such state cannot be copied."""
     registry = Registry(discover=False)
     registry.register(Keeper, runtime=KeeperRuntime)
     lowered = delegraph.lower(
@@ -254,6 +264,7 @@ def test_state_in_a_runtime():
         registry=registry,
     )
     assert lowered.delegates[0].module.state == ("total",)
+
     results = run_in_threads(
         lambda _: [lowered(torch.ones(3))[0].item() for _ in range(5)], range(THREADS)
     )
@@ -266,7 +277,7 @@ def test_state_in_a_runtime():
 
 
 def test_verify_waits_for_lowerings():
-    """torch's tracers put others in the place of a model's weights while they trace it."""
+    """While torch traces a model, its weights are replaced."""
 
     class Watched(torch.nn.Module):
         tried = None
@@ -280,20 +291,21 @@ def test_verify_waits_for_lowerings():
     module = Watched().eval()
     lowered = delegraph.lower(module, (torch.ones(2),), backends=[])
     module.tried = None
+
     assert lowered.verify(torch.ones(2)).relative_error == 0
     assert module.tried is False
 
 
 @given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1))
 @settings(max_examples=8, deadline=None)
-def test_threads_give_what_eager_gives(echo_registry, seed, mask):
+def test_calls_in_threads_equal_eager(echo_registry, seed, mask):
     threads_are_eager(echo_registry, seed, mask)
 
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1))
 @settings(max_examples=300, deadline=None)
-def test_many_threads_give_what_eager_gives(echo_registry, seed, mask):
+def test_many_calls_in_threads_equal_eager(echo_registry, seed, mask):
     threads_are_eager(echo_registry, seed, mask, threads=8, calls=6)
 
 
@@ -319,9 +331,7 @@ def threads_are_eager(registry, seed, mask, threads=THREADS, calls=2):
 
 
 def call_and_copy(program, call):
-    """What a call returns and what it leaves in its inputs, in memory that no later
-    call writes.
-    """
+    """Return copies of the results of a call and of its inputs after it."""
     inputs = programs.inputs(call)
     return copy.deepcopy((program(*inputs), inputs))
 

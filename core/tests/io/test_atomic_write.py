@@ -1,4 +1,6 @@
-"""Files that are whole or not there, written to what ``cp`` would write to."""
+"""Files are written whole or not at all, with the mode and target that ``cp`` would
+use.
+"""
 
 import io
 import os
@@ -68,6 +70,7 @@ def test_paths_that_name_no_file_are_refused(name, tmp_path, monkeypatch):
     ):
         with pytest.raises(InputError, match="a path of a file is wanted, not "):
             use()
+
     assert os.listdir(tmp_path) == []
 
 
@@ -95,6 +98,7 @@ def test_writes_and_failed_writes_keep_hard_links(tmp_path):
     with pytest.raises(ContractViolation):
         write_whole(tmp_path / "a", Blob(fails=True))
     assert (tmp_path / "b").read_bytes() == b"a longer old content"
+
     write_whole(tmp_path / "a", Blob(fails=False))
     assert (tmp_path / "b").read_bytes() == b"abcd"
     assert (tmp_path / "a").samefile(tmp_path / "b")
@@ -112,6 +116,7 @@ def test_writes_keep_the_mode_from_the_first_byte(tmp_path, mode):
     (tmp_path / "a").touch()
     (tmp_path / "a").chmod(mode)
     write_whole(tmp_path / "a", Watching(fails=False))
+
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
     assert not seen[0] & ~mode
 
@@ -126,36 +131,40 @@ def test_read_only_files_in_writable_folders_are_refused(tmp_path, monkeypatch):
     assert (tmp_path / "a").read_bytes() == b"old"
 
 
-def test_a_target_that_another_process_removes_or_replaces_meanwhile(
-    tmp_path, monkeypatch
-):
+def test_another_process_may_remove_the_target(tmp_path, monkeypatch):
     target = tmp_path / "file"
-    real = os.access
-
-    def gone(path, mode):
-        target.unlink(missing_ok=True)
-        return real(path, mode)
-
     target.write_bytes(b"old")
-    with monkeypatch.context() as patch:
-        patch.setattr("os.access", gone)
-        write_whole(target, b"new")
+    access = os.access
+
+    def access_after_removal(path, mode):
+        target.unlink(missing_ok=True)
+        return access(path, mode)
+
+    monkeypatch.setattr("os.access", access_after_removal)
+    write_whole(target, b"new")
+
     assert target.read_bytes() == b"new"
 
-    # its status, when it has lost its name to another file, says that it has no link
+
+def test_another_process_may_replace_the_target(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    target.write_bytes(b"old")
     with target.open("rb") as opened:
         target.unlink()
-        status = os.fstat(opened.fileno())
+        status_without_links = os.fstat(opened.fileno())
     target.write_bytes(b"of the other process")
-    number = target.stat().st_ino
-    monkeypatch.setattr("delegraph.io.atomic_write._status", lambda path: status)
-    write_whole(target, b"newer")
-    # replaced, not written in place
-    assert target.read_bytes() == b"newer"
-    assert target.stat().st_ino != number
+    inode = target.stat().st_ino
+
+    monkeypatch.setattr(
+        "delegraph.io.atomic_write._status", lambda path: status_without_links
+    )
+    write_whole(target, b"new")
+
+    assert target.read_bytes() == b"new"
+    assert target.stat().st_ino != inode, "a new file, not written in place"
 
 
-def test_a_pipe_is_written_into(tmp_path):
+def test_pipes_can_be_written(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     read = []
     reader = threading.Thread(
@@ -165,11 +174,12 @@ def test_a_pipe_is_written_into(tmp_path):
     expect_writable(tmp_path / "pipe")
     write_whole(tmp_path / "pipe", Blob(fails=False))
     reader.join()
+
     assert read == [b"abcd"]
     assert os.listdir(tmp_path) == ["pipe"]
 
 
-def test_devices_are_written_into():
+def test_devices_can_be_written():
     before = os.stat("/dev/null")
     expect_writable("/dev/null")
     write_whole("/dev/null", b"x")
@@ -197,7 +207,7 @@ def test_descriptor_paths_are_written_at_their_position(tmp_path):
     assert (tmp_path / "out").read_bytes() == b"123"
 
 
-def test_names_of_every_length(tmp_path):
+def test_file_names_may_have_any_length(tmp_path):
     write_whole(tmp_path / ("x" * 255), b"x")
     with pytest.raises(WriteError, match="too long"):
         write_whole(tmp_path / ("x" * 256), b"x")
@@ -239,9 +249,7 @@ def test_writes_remove_temporary_files_of_killed_ones_only(tmp_path):
     assert len(os.listdir(tmp_path)) == 1
 
     class Nested(Blob):
-        """While it is written, another file of the folder is written from its beginning
-        to its end.
-        """
+        """A blob that writes another file of the folder while it is written."""
 
         def write_to(self, file):
             write_whole(tmp_path / "b", b"inner")
@@ -252,7 +260,7 @@ def test_writes_remove_temporary_files_of_killed_ones_only(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"abcd"
 
 
-def test_threads_that_write_the_same_file(tmp_path):
+def test_threads_may_write_the_same_file(tmp_path):
     threads = [
         threading.Thread(target=write_whole, args=(tmp_path / "a", b"%d" % k * 1000))
         for k in range(8)
@@ -262,6 +270,7 @@ def test_threads_that_write_the_same_file(tmp_path):
     for thread in threads:
         thread.join()
     content = (tmp_path / "a").read_bytes()
+
     assert len({*content}) == 1
     assert len(content) == 1000
     assert os.listdir(tmp_path) == ["a"]

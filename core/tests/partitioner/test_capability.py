@@ -1,4 +1,4 @@
-"""``CapabilityPartitioner`` refuses wrong answers of a support object."""
+"""``CapabilityPartitioner`` refuses wrong answers of support objects."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ class Wave(nn.Module):
 
 
 class Answers:
-    """A Support that takes each call, and answers about partitions with ``answer``."""
+    """Takes each call, and returns ``answer`` for partitions."""
 
     def __init__(self, answer):
         self.answer = answer

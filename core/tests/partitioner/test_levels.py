@@ -1,5 +1,5 @@
-"""Partitions of CapabilityPartitioner on random graphs: as few as possible, convex,
-exactly the accepted nodes.
+"""On random graphs, partitions are few, acyclic, and contain exactly the accepted
+calls.
 """
 
 import operator
@@ -34,7 +34,7 @@ def partition(calls, accepted, cut=lambda group: [group]):
 
 
 def fewest(calls, accepted):
-    """The most accepted segments on one path: no convex grouping has fewer parts."""
+    """Return the largest number of accepted segments on one path, a lower limit."""
     most = {}
     for n in calls:
         before = [(most[i], i in accepted) for i in n.all_input_nodes if i in most]
@@ -55,7 +55,8 @@ def test_random_graphs_get_the_fewest_acyclic_parts(case):
     assert len(parts) == fewest(calls, accepted)
     for part in parts:
         for node in part:
-            assert node.target is not operator.getitem or node.args[0] in part
+            if node.target is operator.getitem:
+                assert node.args[0] in part, "items are in the part of their call"
 
 
 @given(graphs(), st.integers(1, 4))
@@ -63,26 +64,24 @@ def test_random_graphs_get_the_fewest_acyclic_parts(case):
 def test_connected_and_limited_parts_stay_acyclic(case, largest):
     calls, accepted = case
     assert is_acyclic(calls, partition(calls, accepted, connected_components))
-    small = partition(
-        calls,
-        accepted,
-        lambda group: [
-            p
-            for piece in connected_components(group)
-            for p in split_by_size(piece, largest)
-        ],
-    )
+
+    def connected_and_small(group):
+        pieces = []
+        for component in connected_components(group):
+            pieces += split_by_size(component, largest)
+        return pieces
+
+    small = partition(calls, accepted, connected_and_small)
     assert is_acyclic(calls, small)
-    assert {n for p in small for n in p} == accepted
-    assert all(
-        sum(n.target is not operator.getitem for n in p) <= largest for p in small
-    )
+    assert {node for part in small for node in part} == accepted
+
+    for part in small:
+        operators = [n for n in part if n.target is not operator.getitem]
+        assert len(operators) <= largest
 
 
-def test_a_sunken_value_crosses_once():
-    """relu(x) is used only behind the host call: computing it there lets x cross, not
-    relu(x) and y.
-    """
+def test_a_call_moves_to_the_partition_of_its_user():
+    """relu moves behind the host call, so only x crosses the border."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     early = graph.call_function(torch.relu, (x,))
@@ -102,4 +101,5 @@ def test_large_graphs_do_not_recurse(size):
         calls.append(node)
     graph.output(node)
     accepted = {n for k, n in enumerate(calls) if k % 10}
+
     assert len(partition(calls, accepted)) == size // 10

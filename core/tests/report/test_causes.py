@@ -1,6 +1,4 @@
-"""Refusals by cause: where each begins, what it costs, and that all counts of a report
-agree.
-"""
+"""Refusals are grouped by their first cause, and all counts of a report agree."""
 
 import json
 import sys
@@ -25,7 +23,7 @@ class Any32(BackendDetails):
 
 
 def why_not(node):
-    """Neither double nor dynamic, and no sort."""
+    """Refuse doubles, dynamic sizes and sorts."""
     for value in node.all_input_nodes:
         if getattr(value.meta["val"], "dtype", None) is torch.float64:
             return Reason(
@@ -75,6 +73,7 @@ def test_dependent_refusals_count_for_their_first_cause(registry):
         registry, lambda x, y: (x.sin().cos().exp() + torch.sort(y)[0]).tan(), *DOUBLES
     )
     first, second = found
+
     assert first.reason == "args_0 is double"
     assert first.hint == "write .float()"
     assert first.count == 5
@@ -97,7 +96,7 @@ DOUBLES = torch.ones(3, dtype=torch.float64), torch.ones(3)
 
 
 def test_a_program_with_static_sizes_has_no_sizes_to_constrain():
-    """A backend that looks whether there are any takes its short ways then."""
+    """A backend that looks for constraints may then skip work."""
     asked = []
 
     class Looking(Partitioner):
@@ -110,6 +109,7 @@ def test_a_program_with_static_sizes_has_no_sizes_to_constrain():
     found, _ = causes_of(
         looking, lambda x: x.sin(), torch.ones(3), dynamic_shapes=(({0: Dim("n")},),)
     )
+
     assert [c.frees for c in found] == [1]
     assert len(asked[0]) == 1
     assert asked[1] == {}
@@ -129,12 +129,14 @@ def test_refusals_that_follow_from_others_come_later(registry):
     found, _ = causes_of(registry, lambda x: torch.sort(x)[0].sin().cos(), DOUBLES[0])
     # sort passes it on as well
     assert [(c.reason, c.behind) for c in found] == [("args_0 is double", "")]
+
     found, _ = causes_of(
         registry, lambda x: torch.sort(x.double())[0].sin().cos(), torch.ones(3)
     )
     assert [(c.reason, c.count, c.behind, c.frees) for c in found] == [
         ("to is double", 3, "", 2)
     ]
+
     found, _ = causes_of(
         registry, lambda x: (torch.sort(x)[1] * 0.5).double().sin(), torch.ones(3)
     )
@@ -155,14 +157,16 @@ def test_dynamic_sizes_are_one_cause(registry):
         dynamic_shapes=(({0: torch.export.Dim("n")},),),
     )
     (only,) = found
+
     assert only.reason == "sin is dynamic"
     assert only.count == 4
     assert only.frees == 3, "sort would be refused still"
-    assert lowered.host_operators == 4 == lowered.report.host_operators
+    assert lowered.host_operators == 4
+    assert lowered.report.host_operators == 4
     assert lowered.verify(torch.randn(5, 4)).relative_error == 0
 
 
-def test_asking_again_leaves_program_and_report_as_they_are(registry):
+def test_predictions_do_not_change_program_or_report(registry):
     _, lowered = causes_of(registry, lambda x: x.sin().cos(), DOUBLES[0])
     before = lowered.report.to_json()
     assert lowered.report.to_json() == before
@@ -186,6 +190,7 @@ def test_without_delegraph_analysis_only_the_prediction_is_missing(
     with_prediction = lines()
     monkeypatch.setitem(sys.modules, "delegraph_analysis", None)
     with_prediction.remove("without that cause any32 would take 2 more operators")
+
     assert lines() == with_prediction
 
 
@@ -201,26 +206,24 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("backends", [[], ["any32"]])
-def test_counts_agree_everywhere(registry, backends):
+def test_all_counts_of_a_report_agree(registry, backends):
     lowered = api.lower(
         Block().eval(), (torch.ones(2, 8),), backends=backends, registry=registry
     )
     report = lowered.report
     host = report.host_operators
-    assert host == sum(report.host["forward"].values()) == lowered.host_operators
+    assert sum(report.host["forward"].values()) == host
+    assert lowered.host_operators == host
+
     if backends:
-        assert (
-            host
-            == sum(cause.count for cause in report.causes)
-            == sum(refusal.count for refusal in report.refusals)
-        )
-    assert report.delegated_operators == sum(
-        len(delegate.nodes) for delegate in lowered.delegates
-    )
-    assert (
-        f"{report.delegated_operators} of {report.delegated_operators + host} operators"
-        " delegated" in str(report)
-    )
+        assert sum(cause.count for cause in report.causes) == host
+        assert sum(refusal.count for refusal in report.refusals) == host
+
+    delegated = sum(len(delegate.nodes) for delegate in lowered.delegates)
+    assert report.delegated_operators == delegated
+    text = f"{delegated} of {delegated + host} operators delegated"
+    assert text in str(report)
+
     data = json.loads(json.dumps(report.to_json()))
     assert data["host_operators"] == host
     assert all(data["causes"][row["cause"]]["reason"] for row in data["refusals"])
@@ -233,6 +236,7 @@ def test_a_plain_string_is_a_separate_cause_for_each_operator(registry):
         Block().eval(), (torch.ones(2, 8),), backends=[refuses_all], registry=registry
     )
     causes = lowered.report.causes
+
     assert [cause.operators for cause in causes] == [
         {"aten.layer_norm.default": 1},
         {"aten.linear.default": 1},
@@ -251,8 +255,8 @@ def test_only_a_refusal_with_a_reason_object_has_a_hint():
 
 def test_circular_reasons_are_independent_causes(registry):
     class Pairs(CapabilityPartitioner):
-        """Sine and cosine only together, tan never: the first two blame each other, the
-        last blames itself.
+        """Takes sine and cosine only together. Both blame each other; tan blames
+        itself.
         """
 
         def __init__(self):
@@ -275,6 +279,7 @@ def test_circular_reasons_are_independent_causes(registry):
     lowered = api.lower(
         Model().eval(), (torch.ones(2),), backends=[Pairs()], registry=registry
     )
+
     assert [(cause.count, cause.behind) for cause in lowered.report.causes] == [
         (2, ""),
         (1, ""),

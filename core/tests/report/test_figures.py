@@ -1,6 +1,4 @@
-"""What a backend tells of a delegate: facts, the target, and figures by delegate and by
-line of the program.
-"""
+"""Figures and facts of a backend are shown by delegate and by line of the program."""
 
 import runpy
 from typing import ClassVar
@@ -20,8 +18,8 @@ X = torch.ones(2, 4)
 
 
 class TellingBackend(BackendDetails):
-    """A multiplication and what follows it are one event; a linear layer takes ten
-    times as long as anything else.
+    """One event for a multiplication with its follower. A linear layer takes ten times
+    longer.
     """
 
     more: ClassVar = {}
@@ -94,7 +92,7 @@ def program():
     return lower_net()
 
 
-def test_figures_by_delegate(program):
+def test_the_report_has_figures_of_each_delegate(program):
     first, second = program.report.delegates
     assert first.figures["cycles"] > second.figures["cycles"] == 100
     assert "cycles 100, energy 33.33" in str(second)
@@ -107,15 +105,17 @@ def test_figures_by_delegate(program):
     }
 
 
-def test_figures_by_line_the_most_expensive_first(program):
+def test_lines_are_sorted_by_cost(program):
     rows = program.report.figures
     cycles = [row.figures["cycles"] for row in rows]
     assert cycles == sorted(cycles, reverse=True)
     assert cycles[0] >= 1000
     assert sum(cycles) == sum(row.figures["cycles"] for row in program.report.delegates)
+
     (fused,) = (row for row in rows if len(row.sources) == 2)
     assert [s.code for s in fused.sources] == ["x = x * 2", "x = x.relu()"]
     assert fused.figures["cycles"] == 100  # counted once, for both lines
+
     text = str(program.report)
     assert "  by line of the program:" in text
     assert (
@@ -136,6 +136,7 @@ def test_the_text_shows_the_ten_most_expensive_lines(tmp_path):
     report = lower_net(
         partitioner_for(()), module=runpy.run_path(str(file))["Long"]().eval()
     ).report
+
     assert len(report.figures) == 12
     assert "    and 2 more" in str(report)
     assert "more" not in report.to_text(verbose=True)
@@ -149,6 +150,7 @@ def test_target_is_shown_if_there_are_several():
     assert {row.target for row in both.delegates} == {"npu-1", "npu-2"}
     assert "target npu-1" in str(both)
     assert "target npu-2" in str(both)
+
     one = lower_net().report
     assert "target" not in str(one)
     assert {row["target"] for row in one.to_json()["delegates"]} == {"npu-1"}
@@ -167,7 +169,7 @@ def test_figures_of_branches_add_up():
     )
 
 
-def test_without_figures_nothing_is_said(monkeypatch):
+def test_a_backend_without_figures_adds_no_text(monkeypatch):
     monkeypatch.setattr(TellingBackend, "more", {"figures": {}})
     report = lower_net().report
     assert report.figures == []
@@ -199,7 +201,7 @@ def test_wrong_facts_and_figures_are_refused(more, said, monkeypatch):
         lower_net()
 
 
-def test_huge_amounts_and_names_that_do_not_print(monkeypatch):
+def test_huge_figures_and_unprintable_names_are_shown(monkeypatch):
     figures = {0: {"cycles\x1b[2J": 2**62}}
     monkeypatch.setattr(
         TellingBackend, "more", {"figures": figures, "facts": {"a\nb": "c"}}

@@ -1,6 +1,4 @@
-"""Report formats, models from elsewhere and observers, as a plugin of somebody else
-declares and uses them.
-"""
+"""Plugins may add report formats, readers of models, and observers of runs."""
 
 import json
 
@@ -63,7 +61,7 @@ class Failing(ReportFormat):
 
 
 class Foreign:
-    """An object of another library."""
+    """A model object of another library."""
 
 
 class Special(Foreign):
@@ -128,6 +126,7 @@ def test_plugins_cannot_replace_text_and_json(registry, result, tmp_path):
         write_report(result, tmp_path / name, registry)
         assert (tmp_path / name).read_text() == f"{result.report}\n"
     result.report.save(tmp_path / "r.json")
+
     assert json.loads((tmp_path / "r.json").read_text()) == {
         **result.report.to_json(),
         "verification": None,
@@ -171,11 +170,12 @@ def test_objects_of_another_library_are_models(registry):
         delegraph.lower(object(), backends=[], registry=registry)
 
 
-def test_a_model_by_scheme(registry, monkeypatch):
+def test_a_plugin_reads_models_of_its_scheme(registry, monkeypatch):
     from delegraph.command import check_model, load_model, read_model
 
     monkeypatch.setattr(load_model, "default_registry", lambda: registry)
     assert check_model("zoo:any") is None
+
     loaded = read_model("zoo:any")
     module = loaded.programs["forward"]
     inputs = loaded.inputs["forward"]
@@ -222,6 +222,7 @@ def test_an_observer_sees_a_run_in_order(registry):
     lowered = delegraph.lower(Branching().eval(), (x,), backends=[], registry=registry)
     record = Record()
     assert torch.equal(lowered.observe(record, x), Branching()(x))
+
     names = [entry if isinstance(entry, str) else entry[0] for entry in record.seen]
     assert names[:2] == ["begin", "sin"]
     assert names[-1] == "end"
@@ -231,6 +232,7 @@ def test_an_observer_sees_a_run_in_order(registry):
         < names.index("leave")
         < names.index("cond")
     )
+
     figures = lowered.verify(x, observer=Record())
     assert figures.agrees()
     with pytest.raises(InputError, match="does not show the values in it"):
@@ -238,7 +240,7 @@ def test_an_observer_sees_a_run_in_order(registry):
 
 
 def test_nested_delegate_is_observed_as_part_of_the_outer(registry):
-    """Without a runtime of the outer one, its original operators run here."""
+    """The outer delegate has no runtime, so its original operators run."""
 
     class InnerBackend(BackendDetails):
         @staticmethod
@@ -272,6 +274,7 @@ def test_nested_delegate_is_observed_as_part_of_the_outer(registry):
     outer = delegraph.lower(
         inner.exported_program(), backends=[TakesAll()], registry=registry
     ).with_missing_runtime("eager")
+
     assert torch.equal(outer.observe(Record(), x), Waves()(x))
 
 

@@ -1,6 +1,4 @@
-"""Sizes are shown by names that a user knows, in reasons, delegates, pictures and node
-data.
-"""
+"""Reports name sizes as the user does, instead of torch's symbols."""
 
 import io
 from types import SimpleNamespace
@@ -62,6 +60,7 @@ def test_sizes_have_the_names_of_their_dims(exported):
         "sin is [batch, 2*length]",
         "cos is [batch, 2]",
     ]
+
     (row,) = lowered.report.delegates
     assert [str(a) for a in (*row.inputs, *row.outputs)] == [
         "x: float32[batch, length]",
@@ -69,7 +68,7 @@ def test_sizes_have_the_names_of_their_dims(exported):
     ]
 
 
-def test_sizes_of_a_program_from_a_file_are_those_of_its_inputs(exported):
+def test_sizes_of_a_loaded_program_are_named_by_its_inputs(exported):
     file = io.BytesIO()
     save(exported, file)
     file.seek(0)
@@ -77,7 +76,7 @@ def test_sizes_of_a_program_from_a_file_are_those_of_its_inputs(exported):
     assert report.causes[0].reason == "cat is [x.size(0), 2*x.size(1)]"
 
 
-def test_sizes_that_data_decides_are_those_of_the_call():
+def test_data_dependent_sizes_are_named_by_their_call():
     class Model(torch.nn.Module):
         def forward(self, x):
             return x.nonzero().sin()
@@ -96,13 +95,14 @@ def test_a_value_with_the_name_of_a_symbol_keeps_it(exported):
         Notation(nodes).text(f"it is [{symbol}], x.{symbol}")
         == f"it is [batch], x.{symbol}"
     )
+
     called_so = SimpleNamespace(name=symbol, op="placeholder", meta={})
     assert (
         Notation([*nodes, called_so]).text(f"it is [{symbol}]") == f"it is [{symbol}]"
     )
 
 
-def test_inputs_of_a_loop_body_are_called_as_what_they_begin_with():
+def test_loop_inputs_are_named_by_their_initial_values():
     class Loop(torch.nn.Module):
         def forward(self, x, factor):
             def inner(i, value):
@@ -127,4 +127,5 @@ def test_inputs_of_a_loop_body_are_called_as_what_they_begin_with():
         for row in lowered.report.refusals
         if row.operator == "aten.mul.Tensor"
     }
+
     assert said == {"aten.mul.Tensor": "sin factor"}

@@ -1,4 +1,4 @@
-"""Programs of partitions, whole and small, for whoever writes and reads them."""
+"""Programs that are split into partitions, as examples for writers and readers."""
 
 import copy
 from functools import cache
@@ -10,9 +10,7 @@ from torch.export import Dim
 
 
 class Layers(nn.Module):
-    """Convolutions, literals of several kinds, a constant that is tied, one that is no
-    parameter.
-    """
+    """Convolutions, literals of several kinds, a tied constant, and a plain tensor."""
 
     def __init__(self):
         super().__init__()

@@ -1,6 +1,4 @@
-"""Random graphs of calls with random support, for tests of the partitioner's levels and
-groups.
-"""
+"""Random graphs with random support, for tests of partitions."""
 
 import operator
 
@@ -42,7 +40,7 @@ def graphs(draw, fewest=1, most=40, accepts=(True, False)):
 
 
 def is_acyclic(calls, parts):
-    """Whether there is a topological order once each part is contracted to one node."""
+    """Return whether a topological order exists with each part as one node."""
     home = {n: k for k, part in enumerate(parts) for n in part}
     unit = {n: home.get(n, n) for n in calls}
     needs = {}

@@ -22,9 +22,7 @@ class Keeper(BackendDetails):
 
 
 class KeeperRuntime(BackendRuntime):
-    """A stateful runtime: every load has its own buffers, and a call returns what is no
-    mutation.
-    """
+    """A stateful runtime. Each load has its own buffers; calls return no mutations."""
 
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
@@ -59,8 +57,8 @@ class KeeperRuntime(BackendRuntime):
 
 
 class Tagged(Partitioner):
-    """Tags the calls that it is asked to, and the data by the functions that it is
-    given.
+    """Tags the calls for which ``take`` returns True, and the data by the given
+    functions.
     """
 
     def __init__(self, take=lambda node: True, *tag_data):

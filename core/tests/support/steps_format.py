@@ -1,6 +1,4 @@
-"""A program format for a loader that calls delegates in order. Of the host it has
-nothing, and refuses what has.
-"""
+"""A program format that stores delegates in order, and refuses host operators."""
 
 import json
 import operator
@@ -39,9 +37,7 @@ class StepsFormat(ProgramFormat):
 
 
 def _method(program, name):
-    """Inputs and outputs by name, the structures that callers know, and the calls
-    between them.
-    """
+    """Return inputs and outputs by name, their structures, and the delegate calls."""
     exported = program.exported_program(name)
     for spec in exported.graph_signature.output_specs:
         if spec.kind is not OutputKind.USER_OUTPUT:

@@ -1,9 +1,7 @@
-"""A program format of a plugin's own: a zip of the delegates' blobs, a JSON about them,
-and what the host computes.
+"""A program format that zips the blobs, a JSON about them, and the host's program.
 
-The host's operators stay an exported program. In it, a call of a delegate becomes a
-call of ``zipped::delegate`` with the delegate's number, since ``torch.export.save`` can
-write calls of operators.
+In the host's program, a delegate is called as ``zipped::delegate`` with its number,
+because ``torch.export.save`` can write calls of operators.
 """
 
 import io
@@ -34,7 +32,7 @@ DELEGATE = torch.ops.zipped.delegate.default
 
 
 class Contents:
-    """What ``inspect`` shows."""
+    """The result of ``inspect``."""
 
     def __init__(self, table):
         self.table = table
@@ -139,7 +137,7 @@ def _read_delegate(archive, row, load_delegate):
 
 
 def _host_part(program, numbers):
-    """The program without its delegates, which are numbered where they are called."""
+    """Return the program with numbered calls instead of delegates."""
     graph = Graph()
     copies = {}
     for node in program.graph.nodes:
@@ -168,7 +166,7 @@ class Delegate(torch.nn.Module):
 
 
 def _callable(program, delegates):
-    """The host's part as a module that calls the delegates."""
+    """Return the host's program as a module that calls the delegates."""
     module = program.module(check_guards=False)
     for node in module.graph.nodes:
         if node.target is DELEGATE:
@@ -185,7 +183,7 @@ def _callable(program, delegates):
 
 
 class SelfContainedBackend(BackendDetails):
-    """Its parameters are named data, so that a file without those cannot run."""
+    """Stores its parameters as named data, so a file without these cannot run."""
 
     @staticmethod
     def preprocess(edge_program, compile_specs):

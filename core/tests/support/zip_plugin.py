@@ -31,7 +31,7 @@ def delegraph_formats():
 
 @pytest.fixture
 def zipped(site):
-    """A registry of an installed plugin with a backend and a program format of its own."""
+    """A registry with an installed plugin that has a backend and a program format."""
     shutil.copy(ZIP, site.folder)
     site.plugin("zip-vendor", PLUGIN, version="2.5")
     return registry_of("zip-vendor")
