@@ -1,5 +1,5 @@
-"""Calibration data that show nothing get a warning; wrong calibration files and flags
-get one clear error.
+"""Calibration data without variation get a warning. Wrong files and flags get one
+error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOISE = [
 
 
 class Sum(nn.Module):
-    """A layer and a second input."""
+    """A layer with a second input, which is added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Sum(nn.Module):
 
 
 class Embedded(nn.Module):
-    """An input of integers."""
+    """An embedding of integers, and a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_inputs_of_a_program_are_named() -> None:
     assert text.startswith("input offset is 0")
 
 
-def test_a_loader_that_reuses_memory_varies() -> None:
+def test_a_loader_may_reuse_the_memory_of_batches() -> None:
     def batches() -> Any:
         memory = torch.empty(2, 4)
         for x in NOISE:
@@ -160,8 +160,8 @@ def model():
 
 
 def run_quantize(folder: Path, data: Any, *more: str) -> int:
-    """Run ``delegraph quantize`` with an array, with bytes as the file, or without a
-    file (None).
+    """Run ``delegraph quantize`` with ``data``: an array, the bytes of a file, or None
+    for no file.
     """
     (folder / "model.py").write_text(MODEL)
     file = folder / "data.npz"
@@ -193,7 +193,9 @@ def test_the_command_notes_constant_inputs(tmp_path: Path, capsys: Any) -> None:
     )
 
 
-def test_the_command_notes_nothing_about_good_data(tmp_path: Path, capsys: Any) -> None:
+def test_the_command_has_no_note_for_varying_inputs(
+    tmp_path: Path, capsys: Any
+) -> None:
     assert run_quantize(tmp_path, VARIED) == 0
     captured = capsys.readouterr()
     assert "warning" not in captured.out + captured.err
@@ -246,12 +248,13 @@ MISTAKES: dict[str, tuple[Any, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_get_one_clear_error(
+def test_wrong_calibration_flags_get_one_error(
     name: str, tmp_path: Path, capfd: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data, more, expected = MISTAKES[name]
     assert run_quantize(tmp_path, data, *more) != 0
+
     stderr = capfd.readouterr().err
     assert expected in stderr
     assert stderr.count("error [") == 1

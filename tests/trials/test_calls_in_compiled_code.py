@@ -1,5 +1,5 @@
-"""Lowered and loaded programs are called inside of what torch compiles; exporting such
-a call is an error.
+"""``torch.compile`` breaks the graph at calls of lowered programs. Exporting such a
+call is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Counts(nn.Module):
 
 
 class Outer(nn.Module):
-    """Calls a program between two operators."""
+    """Calls a lowered program between two operators."""
 
     def __init__(self, program: Callable[..., Any]) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Outer(nn.Module):
 
 @pytest.fixture(params=["program", "method", "loaded", "loaded_method", "pte"])
 def program(request: Any, tmp_path: Any) -> Any:
-    """The program of ``Inner`` in each form that can be called."""
+    """Return the program of ``Inner`` in each form that can be called."""
     if request.param == "pte":
         pytest.importorskip("delegraph_executorch")
         delegraph.lower(Inner(), (torch.ones(3),), backends=[]).save(

@@ -1,6 +1,4 @@
-"""Cells of recurrent networks inside of loop bodies are quantized; TOSA computes what
-the quantized program does.
-"""
+"""Recurrent cells in loop bodies are quantized, and TOSA computes the quantized values."""
 
 from __future__ import annotations
 
@@ -85,7 +83,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("kind", "name"), ROWS)
-def test_cells_in_bodies_are_quantized(kind: type[Loop], name: str) -> None:
+def test_cells_in_loop_bodies_are_quantized(kind: type[Loop], name: str) -> None:
     torch.manual_seed(0)
     model = kind(name).eval()
     batches = [(torch.randn(3, 2, 4), torch.randn(2, 4).tanh()) for _ in range(8)]
@@ -99,11 +97,14 @@ def test_cells_in_bodies_are_quantized(kind: type[Loop], name: str) -> None:
     assert called.isdisjoint(
         ["aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default"]
     )
+
     [inside] = [targets for targets in names if "aten.linear.default" in targets]
     assert sum("quantize_per_tensor" in target for target in inside) > 4
+
     inputs = batches[0]
     expected = program.module()(*inputs)
     assert signal_to_noise(expected, model(*inputs)) > 25
+
     lowered = delegraph.lower(program, inputs, backends=["tosa"], options=SPEC)
     assert signal_to_noise(lowered(*inputs), expected) > 35
     assert lowered.delegates

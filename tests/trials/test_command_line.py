@@ -1,6 +1,4 @@
-"""The command line: paths keep their meaning, streams stay open, settings fail one by
-one, and names that work.
-"""
+"""The command line with models that change folders or streams, and with wrong settings."""
 
 import os
 import subprocess
@@ -31,8 +29,8 @@ PLACES = ("at_import", "in_function", "in_forward")
 
 
 def write_model(folder, place, line):
-    """A model file that runs ``line`` when it is imported, when its function is called,
-    or in ``forward``.
+    """Write a model file that runs ``line`` at ``place``: import, model function or
+    forward.
     """
     lines = dict.fromkeys(PLACES, "pass") | {place: line}
     path = folder / "model.py"
@@ -42,8 +40,8 @@ def write_model(folder, place, line):
 
 @pytest.fixture
 def working_directory(tmp_path, monkeypatch):
-    """The working directory of the command; beside it is the folder to which models
-    change.
+    """Return the working directory of the command. Models change to the folder next to
+    it.
     """
     folder = tmp_path / "there"
     folder.mkdir()
@@ -52,21 +50,12 @@ def working_directory(tmp_path, monkeypatch):
     return folder
 
 
+ON_TOSA = ["model.py", "--backend", "tosa", "--report", "r.json"]
 COMMANDS = {
-    "lower": [
-        "lower",
-        "model.py",
-        "--backend",
-        "tosa",
-        "--verify",
-        "-o",
-        "net.tosa",
-        "--report",
-        "r.json",
-    ],
-    "accuracy": ["accuracy", "model.py", "--backend", "tosa", "--report", "r.json"],
-    "compare": ["compare", "model.py", "--backend", "tosa", "--report", "r.json"],
-    "profile": ["profile", "model.py", "--backend", "tosa", "--report", "r.json"],
+    "lower": ["lower", *ON_TOSA, "--verify", "-o", "net.tosa"],
+    "accuracy": ["accuracy", *ON_TOSA],
+    "compare": ["compare", *ON_TOSA],
+    "profile": ["profile", *ON_TOSA],
 }
 
 
@@ -82,6 +71,7 @@ def test_output_paths_are_relative_to_the_starting_folder(
     )
     words = COMMANDS[name]
     assert main(words) == 0, capsys.readouterr().err
+
     written = {"r.json", "net.tosa"} & set(words)
     assert written <= set(os.listdir(working_directory))
     assert os.listdir(working_directory.parent / "other") == []
@@ -97,6 +87,7 @@ def test_input_paths_are_relative_to_the_starting_folder(working_directory, caps
         f"os.chdir({str(working_directory.parent / 'other')!r})",
     )
     np.savez("in.npz", x=np.zeros(2, np.float32))
+
     assert main(["lower", "model.py", "--backend", "tosa", "--input", "in.npz"]) == 0, (
         capsys.readouterr().err
     )
@@ -124,6 +115,7 @@ def test_quantized_output_paths_are_relative_to_the_starting_folder(
         "-o",
         "q.pt2",
     ]
+
     assert main(words) == 0, capsys.readouterr().err
     assert "q.pt2" in os.listdir(working_directory)
 
@@ -150,9 +142,7 @@ def run_delegraph(*words, folder):
 
 @pytest.mark.parametrize("line", CLOSING)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_model_that_closes_a_stream_gets_an_error(
-    line, place, working_directory, capsys
-):
+def test_models_that_close_a_stream_are_refused(line, place, working_directory, capsys):
     write_model(working_directory, place, f"import sys; {line}")
     assert main(["lower", "model.py", "--host-only", "--verify"]) == 1
     stderr = capsys.readouterr().err
@@ -160,7 +150,7 @@ def test_a_model_that_closes_a_stream_gets_an_error(
     assert line in stderr
 
 
-def test_models_that_close_stdout_are_refused(working_directory):
+def test_a_model_that_closes_stdout_gets_a_json_error(working_directory):
     write_model(working_directory, "at_import", "import sys; sys.stdout.close()")
     completed = run_delegraph(
         "lower", "model.py", "--host-only", "--json", folder=working_directory
@@ -182,6 +172,7 @@ def test_errors_are_shown_after_a_model_changes_the_streams(line, working_direct
     completed = run_delegraph(
         "lower", "model.py", "--host-only", folder=working_directory
     )
+
     assert completed.returncode == 1
     assert "this is why" in completed.stderr
 
@@ -212,11 +203,9 @@ TABLES = [
 @pytest.mark.parametrize(("text", "named"), TABLES)
 def test_unknown_tables_are_warned_about_and_skipped(text, named, tmp_path):
     path = tmp_path / "delegraph.toml"
-    order = (text, GOOD) if "[" not in text else (GOOD, text)
     with pytest.warns(DelegraphWarning) as found:
-        assert [s.name for s in config.read_settings("\n".join(order), path)] == [
-            "good"
-        ]
+        settings = config.read_settings(f"{text}\n{GOOD}", path)
+    assert [table.name for table in settings] == ["good"]
     assert str(path) in str(found[0].message)
     assert named in str(found[0].message)
 
@@ -225,7 +214,7 @@ def test_unknown_tables_are_warned_about_and_skipped(text, named, tmp_path):
     "table",
     ["python = 3", 'python = "relative"', 'python = "/usr/bin/python3"\nmore = 1'],
 )
-def test_a_table_that_is_wrong_names_the_file(table, tmp_path):
+def test_an_error_of_a_table_names_the_file(table, tmp_path):
     path = tmp_path / "delegraph.toml"
     good, wrong = config.read_settings(f"{GOOD}\n[backends.wrong]\n{table}\n", path)
     assert good.fault == ""
@@ -266,12 +255,13 @@ def test_settings_files_of_other_users_are_refused(tmp_path, settings_at, monkey
     path = tmp_path / "delegraph.toml"
     path.write_text(GOOD)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    os.chown(path, 54321, -1) if os.getuid() == 0 else None
+    if os.getuid() == 0:  # files of root are accepted
+        os.chown(path, 54321, -1)
     with pytest.raises(config.BadSettings, match="other users own it"):
         settings_at(path)
 
 
-def test_settings_that_are_no_text_name_the_file(tmp_path, settings_at):
+def test_settings_that_are_not_utf8_name_the_file(tmp_path, settings_at):
     path = tmp_path / "delegraph.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(
@@ -309,13 +299,15 @@ def test_fixed_inputs_must_equal_the_exported_values(
 ):
     program = delegraph.lower(Scaled(), (X, exported), backends=[])
     expected = Scaled()(X, exported)
-    if form != "memory":
-        if form == "executorch":
-            pytest.importorskip("executorch")
-        program.save(tmp_path / "net.pte")
-        program = delegraph.load(
-            tmp_path / "net.pte", runtime=None if form == "file" else form
-        )
+    path = tmp_path / "net.pte"
+    if form == "file":
+        program.save(path)
+        program = delegraph.load(path)
+    if form == "executorch":
+        pytest.importorskip("executorch")
+        program.save(path)
+        program = delegraph.load(path, runtime="executorch")
+
     if fits:
         assert torch.equal(program(X, given), expected)
     else:
@@ -326,7 +318,7 @@ def test_fixed_inputs_must_equal_the_exported_values(
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.parametrize("form", ["memory", ".pte", ".tosa", "executorch"])
 @pytest.mark.filterwarnings("ignore")
-def test_a_nested_tensor_is_a_wrong_input(layout, form, tmp_path):
+def test_nested_tensors_are_refused_as_inputs(layout, form, tmp_path):
     program = delegraph.lower(
         torch.nn.ReLU(), (X,), backends=[] if form != ".tosa" else ["tosa"]
     )
@@ -338,6 +330,7 @@ def test_a_nested_tensor_is_a_wrong_input(layout, form, tmp_path):
         program = delegraph.load(
             path, runtime="executorch" if form == "executorch" else None
         )
+
     with pytest.raises(InputError, match="nested"):
         program(nested_tensor([torch.ones(2), torch.ones(3)], layout=layout))
 
@@ -360,7 +353,7 @@ def test_a_nested_tensor_is_a_wrong_input(layout, form, tmp_path):
         "json",
     ],
 )
-def test_no_backend_is_called_like_a_device_keyword_or_module(
+def test_no_backend_has_the_name_of_a_keyword_or_module(
     name, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -371,7 +364,7 @@ def test_no_backend_is_called_like_a_device_keyword_or_module(
 
 
 @pytest.mark.parametrize("name", ["my-npu", "console", "nulls", "com10", "nonesuch"])
-def test_names_that_are_near_are_free(name):
+def test_names_similar_to_reserved_ones_are_allowed(name):
     assert scaffold.why_not(name) is None
 
 

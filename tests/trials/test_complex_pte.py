@@ -1,6 +1,4 @@
-"""Complex numbers inside of ``.pte`` files of the host, in both runtimes, against
-eager.
-"""
+"""Complex numbers in ``.pte`` files of the host equal eager in both runtimes."""
 
 import delegraph
 import pytest
@@ -19,7 +17,9 @@ def stft(x):
 
 
 def on_spectrum(function):
-    """The function of a spectrum [4,5], as real numbers."""
+    """Return a model that applies a function to a spectrum [4, 5] and returns real
+    numbers.
+    """
 
     def call(x):
         result = function(torch.fft.rfft(x))

@@ -1,6 +1,4 @@
-"""Numbers read off constant buffers are literals in the lowered program, and results
-equal eager PyTorch.
-"""
+"""Numbers read from constant buffers become literals, and results equal eager."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ class Model(nn.Module):
 
 
 def size(number: Tensor, most: int = 4) -> int:
-    """The number as a size from 0 to ``most``."""
+    """Read a number, and check that it is a size from 0 to ``most``."""
     n = number.item()
     torch._check(n >= 0)
     torch._check(n <= most)
@@ -125,7 +123,7 @@ def export_model(name: str) -> tuple[nn.Module, torch.export.ExportedProgram]:
 
 
 def check_no_symbols(program: torch.export.ExportedProgram) -> None:
-    """Fail if the program reads a number, or has a size or a range that is not known."""
+    """Fail if the program reads a number, or has a symbolic size or range."""
     text = str(program.graph_module.code)
     for name in ("aten.item", "_local_scalar_dense", "_assert_scalar"):
         assert name not in text
@@ -137,7 +135,7 @@ def check_no_symbols(program: torch.export.ExportedProgram) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_no_symbol_is_left(name: str) -> None:
+def test_lowered_programs_have_no_symbols(name: str) -> None:
     model, program = export_model(name)
     lowered = delegraph.lower(program, backends=[])
     check_no_symbols(lowered.exported_program())
@@ -147,7 +145,7 @@ def test_no_symbol_is_left(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["factor, float", "factor, bool", "size", "condition of a number"]
 )
-def test_programs_of_core_aten(name: str, tmp_path: Any) -> None:
+def test_core_aten_programs_have_no_symbols(name: str, tmp_path: Any) -> None:
     model, program = export_model(name)
     torch.export.save(program.run_decompositions(), tmp_path / "a.pt2")
     lowered = delegraph.lower(torch.export.load(tmp_path / "a.pt2"), backends=["tosa"])
@@ -167,7 +165,9 @@ def test_programs_of_core_aten(name: str, tmp_path: Any) -> None:
         "condition",
     ],
 )
-def test_each_backend_takes_all(name: str, backend: str, tmp_path: Any) -> None:
+def test_each_backend_delegates_programs_with_read_numbers(
+    name: str, backend: str, tmp_path: Any
+) -> None:
     model, program = export_model(name)
     lowered = delegraph.lower(program, backends=[backend])
     assert lowered.delegates
@@ -178,7 +178,9 @@ def test_each_backend_takes_all(name: str, backend: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("runtime", [None, "executorch"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_pte_files_of_the_host(name: str, runtime: str | None, tmp_path: Any) -> None:
+def test_pte_files_of_the_host_equal_eager(
+    name: str, runtime: str | None, tmp_path: Any
+) -> None:
     model, program = export_model(name)
     delegraph.lower(program, backends=[]).save(tmp_path / "a.pte")
     actual = delegraph.load(tmp_path / "a.pte", runtime=runtime)(X)
@@ -187,11 +189,12 @@ def test_pte_files_of_the_host(name: str, runtime: str | None, tmp_path: Any) ->
 
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_numbers_inside_of_branches(name: str, sign: int) -> None:
+def test_numbers_read_in_branches_equal_eager(name: str, sign: int) -> None:
     model, program = export_model(name)
     lowered = delegraph.lower(program, backends=[])
     x = X.abs() * sign
     torch.testing.assert_close(lowered(x), model(x))
+
     code = "".join(
         m.code
         for m in lowered.exported_program().graph_module.modules()
@@ -208,11 +211,12 @@ def test_dynamic_sizes_stay_dynamic() -> None:
     for rows in (2, 5, 8):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(lowered(x), model(x))
+
     assert len(lowered.exported_program().range_constraints) == 1
 
 
 class Counter(nn.Module):
-    """A factor that the model itself writes."""
+    """Multiplies by a factor, which the model then writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +235,7 @@ def test_written_buffers_are_read_at_each_call() -> None:
 
 
 class Advance(nn.Module):
-    """Another method of a counter, which writes its number."""
+    """A method that writes the number of a counter."""
 
     def __init__(self, counter: nn.Module) -> None:
         super().__init__()
@@ -243,7 +247,7 @@ class Advance(nn.Module):
 
 
 class Read(Advance):
-    """A method that only reads the number."""
+    """A method that only reads the number of a counter."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.counter.number.item()
@@ -259,18 +263,19 @@ def test_buffers_that_another_method_writes_are_read() -> None:
     check_no_symbols(alone.exported_program())
 
 
-def test_given_program_is_unchanged() -> None:
+def test_lowering_does_not_change_the_given_program() -> None:
     _, program = export_model("size")
     code = program.graph_module.code
     ranges = dict(program.range_constraints)
     shapes = [str(node.meta.get("val")) for node in program.graph.nodes]
     delegraph.lower(program, backends=["tosa"])
+
     assert program.graph_module.code == code
     assert program.range_constraints == ranges
     assert [str(node.meta.get("val")) for node in program.graph.nodes] == shapes
 
 
-def test_an_assertion_that_fails_stays() -> None:
+def test_a_failing_assertion_stays_in_the_program() -> None:
     model = Model(lambda x, n: x.new_zeros(size(n), 4) + x[:1], 3)
     program = torch.export.export(model, (X,))
     program.state_dict["number"].fill_(7)

@@ -1,6 +1,4 @@
-"""Convolutions with symbolic sizes: delegated to XNNPACK whole, and with a kernel in
-.pte files on the host.
-"""
+"""Convolutions with symbolic sizes run on XNNPACK, and on the host in .pte files."""
 
 import delegraph
 import pytest
@@ -41,7 +39,7 @@ class Strided(nn.Module):
 
 
 def even_sizes(least, most):
-    """Heights and widths that are even."""
+    """Return dynamic heights and widths that are even."""
     height = 2 * Dim("height", min=least, max=most)
     width = 2 * Dim("width", min=least, max=most)
     return {2: height, 3: width}
@@ -150,7 +148,7 @@ ON_THE_HOST = {"without a batch"}
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("backends", [["xnnpack"], []], ids=["xnnpack", "host"])
 @pytest.mark.parametrize("name", ROWS)
-def test_convolutions_of_any_size(name, backends, tmp_path):
+def test_convolutions_of_any_size_equal_eager(name, backends, tmp_path):
     torch.manual_seed(0)
     make, shape, sizes, others = ROWS[name]
     module = make().eval()
@@ -178,6 +176,7 @@ def test_a_network_that_delegraph_exports_is_delegated_whole(tmp_path):
     program = delegraph.lower(
         module, (x,), backends=["xnnpack"], dynamic_shapes=(even_sizes(6, 64),)
     )
+
     assert len(program.delegates) == 1
     assert program.report.host_operators == 0
     small = torch.randn(1, 1, 12, 12)

@@ -1,5 +1,5 @@
-"""Every operator of torch's table with a first axis whose size is known at a call only,
-at the borders of its range.
+"""Every operator of torch's table, with a dynamic first axis, at the limits of its
+range.
 """
 
 import itertools
@@ -48,9 +48,7 @@ KNOWN: dict[str, set[str]] = {
 
 
 def resized(tensor, count):
-    """Return a tensor whose first axis has ``count`` elements, taken from the tensor
-    again and again.
-    """
+    """Return a tensor with ``count`` rows, repeated from the given tensor."""
     return tensor[torch.arange(count) % tensor.shape[0]]
 
 
@@ -68,9 +66,7 @@ def programs():
 
 
 def export(module, tensors, size):
-    """Return the program whose tensors of this first size have any size there; None if
-    torch cannot export it.
-    """
+    """Export with a dynamic first size. Return None if torch cannot."""
     varying = [tensor.dim() > 0 and tensor.shape[0] == size for tensor in tensors]
     n = Dim("n", min=LEAST, max=MOST)
     inputs = tuple(
@@ -87,7 +83,7 @@ def export(module, tensors, size):
 
 
 def difference(backend, module, tensors, size):
-    """Return how an operator differs from eager at a border, or None."""
+    """Return a text if an operator differs from eager at a limit, or None."""
     exported, varying = export(module, tensors, size)
     if exported is None:
         return None
@@ -127,7 +123,7 @@ def difference(backend, module, tensors, size):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("backend", OPTIONS)
-def test_operators_with_dynamic_sizes_are_those_of_eager(backend, part):
+def test_operators_with_dynamic_sizes_equal_eager(backend, part):
     differing = {}
     for name, module, tensors, size in programs():
         if zlib.crc32(name.encode()) % PARTS == part:
@@ -137,4 +133,5 @@ def test_operators_with_dynamic_sizes_are_those_of_eager(backend, part):
     unknown = {
         name: why for name, why in differing.items() if name not in KNOWN[backend]
     }
+
     assert not unknown

@@ -1,6 +1,4 @@
-"""Programs with sizes that are known at a call only, called with the sizes at each
-border of their range.
-"""
+"""Programs with dynamic sizes equal eager at the limits of the range."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -148,8 +146,8 @@ CASES += [
 
 
 def assert_equals_eager_at_sizes(backend, name, low, high, options=None):
-    """Lower a program with sizes from ``low`` to ``high``, and compare it with eager at
-    four of them.
+    """Lower a program for sizes from ``low`` to ``high``, and compare four sizes with
+    eager.
     """
     function, shapes = PROGRAMS[name]
     program = Program(function).eval()
@@ -172,14 +170,14 @@ def assert_equals_eager_at_sizes(backend, name, low, high, options=None):
 
 
 @pytest.mark.parametrize("name, backend", CASES)
-def test_results_are_those_of_eager_at_each_border(name, backend):
+def test_results_equal_eager_at_the_limits_of_the_range(name, backend):
     assert_equals_eager_at_sizes(backend, name, 1, 7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tosa", "openvino", "xnnpack"])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ALSO_HERE])
-def test_further_results_are_those_of_eager_at_each_border(name, backend):
+def test_more_results_equal_eager_at_the_limits_of_the_range(name, backend):
     assert_equals_eager_at_sizes(backend, name, 1, 7)
 
 

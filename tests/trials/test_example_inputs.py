@@ -1,6 +1,4 @@
-"""Example inputs that are one tensor: the program still takes as many inputs as
-``forward``.
-"""
+"""One tensor may be the example of several inputs, and the inputs stay separate."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ Pair = namedtuple("Pair", ["left", "right"])
 
 @dataclass
 class Named:
-    """A container that torch.export knows by registration."""
+    """A container that is registered with ``torch.export``."""
 
     a: Any
     b: Any
@@ -93,7 +91,7 @@ STATE = OfState()
 
 @dataclass
 class Case:
-    """A model with example inputs of which some are one tensor."""
+    """A model, with example inputs that use a tensor more than once."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -126,7 +124,7 @@ EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def fresh(inputs: Any) -> Any:
-    """Other tensors in the same containers, all different."""
+    """Return new and different tensors in the same containers."""
     torch.manual_seed(1)
     return pytree.tree_map_only(torch.Tensor, lambda t: torch.randn(t.shape), inputs)
 
@@ -147,6 +145,7 @@ def test_later_calls_take_different_tensors(case: Case, backend: str | None) -> 
         expected = model(
             *pytree.tree_map(torch.clone, args), **pytree.tree_map(torch.clone, kwargs)
         )
+
     torch.testing.assert_close(lowered(*args, **kwargs), expected)
     for value, old in zip(
         pytree.tree_leaves((case.args, case.kwargs)),
@@ -165,6 +164,7 @@ def test_export_keeps_inputs_apart(case: Case) -> None:
         expected = model(
             *pytree.tree_map(torch.clone, args), **pytree.tree_map(torch.clone, kwargs)
         )
+
     torch.testing.assert_close(
         program.module(check_guards=False)(*args, **kwargs), expected
     )
@@ -268,6 +268,7 @@ def test_quantizing_keeps_inputs_apart() -> None:
     lowered = delegraph.lower(
         quantize(model, [(x, x), (y, y), (x, y)], backend="tosa"), backends=["tosa"]
     )
+
     torch.testing.assert_close(lowered(x, y), model(x, y), atol=0.1, rtol=0.1)
 
 
@@ -296,6 +297,7 @@ def test_model_files_of_the_command_line_keep_inputs_apart(tmp_path: Any) -> Non
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     a = torch.randn(3)
     b = torch.randn(3)
+
     torch.testing.assert_close(delegraph.load(tmp_path / "m.tosa")(a, b)[0], a - b * 2)
 
 

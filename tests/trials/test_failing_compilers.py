@@ -1,9 +1,8 @@
-"""Compilers and partitioners that raise: the smallest failing part is refused, and the
-rest stays delegated.
-"""
+"""If a compiler raises, the smallest failing part is refused and the rest is delegated."""
 
 import logging
-from typing import ClassVar
+from collections import Counter
+from typing import ClassVar, NamedTuple
 
 import delegraph
 import pytest
@@ -19,6 +18,7 @@ from torch import nn
 from torch.export import Dim
 
 MOST = 8
+"""The most calls of a compiler after its first failure."""
 COMPILED = {}
 
 
@@ -28,9 +28,7 @@ def names_of(program):
 
 
 def failing_backend(name, fails):
-    """A backend that raises what ``fails(names of operators)`` returns, if that is an
-    exception.
-    """
+    """Return a backend that raises ``fails(names of operators)`` unless that is None."""
 
     class Made(BackendDetails):
         seen: ClassVar = []
@@ -58,7 +56,7 @@ class ProgramRuntime(BackendRuntime):
 
 
 def error_for(*operators, error=ValueError):
-    """An exception if all of ``operators`` are in one program."""
+    """Return a function that makes an exception for programs with all of ``operators``."""
     return lambda names: (
         error(f"no luck with {operators}")
         if all(o in names for o in operators)
@@ -86,9 +84,9 @@ class Program(nn.Module):
 
 
 def chain_with_a_sine(x):
-    """Twelve operators, of which the eighth is a sine."""
+    """Compute twelve operators. The eighth is a sine."""
     for _ in range(7):
-        x = x.tanh() if x.dim() else x
+        x = x.tanh()
     x = x.sin()
     for _ in range(4):
         x = x.sigmoid()
@@ -96,9 +94,7 @@ def chain_with_a_sine(x):
 
 
 def two_branches(x):
-    """The sine lies between two operators on one of two ways from the input to the
-    result.
-    """
+    """Compute two branches. One of them has a sine between two operators."""
     left = x.tanh().sin().relu()
     right = x.sigmoid().exp()
     return left + right, right
@@ -110,7 +106,7 @@ def split_and_join(x):
 
 
 class Constants(nn.Module):
-    """A table that is computed from a constant is used before and after the sine."""
+    """Uses a table, computed from a constant, before and after a sine."""
 
     def __init__(self):
         super().__init__()
@@ -121,96 +117,68 @@ class Constants(nn.Module):
         return ((x * table).sin() + table).tanh(), table
 
 
-ROWS = [
-    (
-        "in the middle",
-        Program(chain_with_a_sine),
-        (4,),
-        ("sin",),
-        {"aten.sin.default": 1},
-        2,
-    ),
-    (
-        "first",
-        Program(lambda x: x.sin().tanh().relu()),
-        (4,),
-        ("sin",),
-        {"aten.sin.default": 1},
-        1,
-    ),
-    (
-        "last",
-        Program(lambda x: x.tanh().relu().sin()),
-        (4,),
-        ("sin",),
-        {"aten.sin.default": 1},
-        1,
-    ),
-    ("alone", Program(lambda x: x.sin()), (4,), ("sin",), {"aten.sin.default": 1}, 0),
-    (
-        "twice",
-        Program(lambda x: x.sin().tanh().sin().relu()),
-        (4,),
-        ("sin",),
-        {"aten.sin.default": 2},
-        2,
-    ),
-    (
-        "only together",
-        Program(lambda x: x.sin().tanh().cos()),
-        (4,),
-        ("sin", "cos"),
-        None,
-        2,
-    ),
-    ("two branches", Program(two_branches), (4,), ("sin",), {"aten.sin.default": 1}, 2),
-    (
-        "several results",
-        Program(split_and_join),
-        (2, 4),
-        ("split_with_sizes",),
-        None,
-        None,
-    ),
-    ("constants", Constants(), (4,), ("sin",), {"aten.sin.default": 1}, 2),
-    (
-        "without elements",
-        Program(lambda x: x.tanh().sin().relu()),
-        (0, 3),
-        ("sin",),
-        {"aten.sin.default": 1},
-        2,
-    ),
-]
+class Row(NamedTuple):
+    """A module with sines, which fail to compile, and its other parts as delegates."""
+
+    module: nn.Module
+    sines: int
+    delegates: int
+    shape: tuple = (4,)
 
 
-@pytest.mark.parametrize(
-    ("module", "shape", "operators", "refused", "delegates"),
-    [r[1:] for r in ROWS],
-    ids=[r[0] for r in ROWS],
-)
-def test_the_smallest_failing_part_is_refused(
-    module, shape, operators, refused, delegates
-):
-    x = torch.randn(shape)
-    backend = failing_backend("FailingBackend", error_for(*operators))
+ROWS = {
+    "in the middle": Row(Program(chain_with_a_sine), sines=1, delegates=2),
+    "first": Row(Program(lambda x: x.sin().tanh().relu()), sines=1, delegates=1),
+    "last": Row(Program(lambda x: x.tanh().relu().sin()), sines=1, delegates=1),
+    "alone": Row(Program(lambda x: x.sin()), sines=1, delegates=0),
+    "twice": Row(Program(lambda x: x.sin().tanh().sin().relu()), sines=2, delegates=2),
+    "two branches": Row(Program(two_branches), sines=1, delegates=2),
+    "constants": Row(Constants(), sines=1, delegates=2),
+    "without elements": Row(
+        Program(lambda x: x.tanh().sin().relu()), sines=1, delegates=2, shape=(0, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_the_smallest_failing_part_is_refused(row):
+    x = torch.randn(row.shape)
+    backend = failing_backend("FailingBackend", error_for("sin"))
+    program = lower_for(row.module, (x,), backend)
+
+    torch.testing.assert_close(program(x), row.module(x))
+    assert len(backend.seen) <= 1 + MOST
+    assert len(program.delegates) == row.delegates
+
+    refused = Counter()
+    for part in program.report.given_back:
+        refused.update(part.operators)
+        assert part.reason.startswith("ValueError: no luck with")
+    assert refused == {"aten.sin.default": row.sines}
+
+
+def test_operators_that_fail_only_together_are_divided():
+    module = Program(lambda x: x.sin().tanh().cos())
+    x = torch.randn(4)
+    backend = failing_backend("FailingBackend", error_for("sin", "cos"))
     program = lower_for(module, (x,), backend)
+
     torch.testing.assert_close(program(x), module(x))
     assert len(backend.seen) <= 1 + MOST
-    if delegates is not None:
-        assert len(program.delegates) == delegates
-    if refused is not None:
-        [*rows] = program.report.given_back
-        counts = {}
-        for row in rows:
-            for operator, count in row.operators.items():
-                counts[operator] = counts.get(operator, 0) + count
-            assert row.reason.startswith("ValueError: no luck with")
-        assert counts == refused
-    elif operators == ("sin", "cos"):
-        assert not program.report.given_back
-        assert program.report.host_operators == 0
-        assert any("compiles only as" in note for note in program.report.notes)
+    assert len(program.delegates) == 2
+    assert not program.report.given_back
+    assert program.report.host_operators == 0
+    assert any("compiles only as" in note for note in program.report.notes)
+
+
+def test_a_failing_operator_may_have_several_results():
+    module = Program(split_and_join)
+    x = torch.randn(2, 4)
+    backend = failing_backend("FailingBackend", error_for("split_with_sizes"))
+    program = lower_for(module, (x,), backend)
+
+    torch.testing.assert_close(program(x), module(x))
+    assert len(backend.seen) <= 1 + MOST
 
 
 def test_a_long_partition_loses_few_operators():
@@ -225,6 +193,7 @@ def test_a_long_partition_loses_few_operators():
     x = torch.randn(3)
     backend = failing_backend("FailingBackend", error_for("sin"))
     program = lower_for(Program(long), (x,), backend)
+
     torch.testing.assert_close(program(x), long(x))
     assert len(backend.seen) <= 1 + MOST
     assert program.report.host_operators <= 4
@@ -238,6 +207,7 @@ def test_the_next_backend_gets_the_failing_part():
     program = lower_for(
         Program(chain_with_a_sine), (x,), first, second, require_full=True
     )
+
     assert second.seen == [["sin"]]
     assert [row.backend for row in program.report.given_back] == [
         "CapabilityPartitioner"
@@ -246,13 +216,13 @@ def test_the_next_backend_gets_the_failing_part():
 
 
 class InvalidProgram(delegraph.errors.DelegraphError):
-    """An error of a plugin's own, as TOSA's for a graph that is not legal."""
+    """An error class of a plugin."""
 
     def __init__(self, text):
         super().__init__("npu/invalid-program", text)
 
 
-def test_an_error_class_of_the_plugin_is_a_refusal_too():
+def test_an_error_class_of_the_plugin_is_a_refusal():
     backend = failing_backend("OwnErrors", error_for("sin", error=InvalidProgram))
     program = lower_for(
         Program(lambda x: x.cos().sin().relu()), (torch.rand(3),), backend
@@ -273,11 +243,11 @@ def test_two_methods_lose_their_failing_parts():
     )
     for method, module in modules.items():
         torch.testing.assert_close(program.method(method)(x), module(x))
+
     assert {row.method for row in program.report.given_back} == {"one", "two"}
 
 
-def test_one_of_several_that_compile_jointly_fails():
-    """The call is repeated with each partition alone."""
+def test_a_failing_joint_call_is_repeated_by_partition():
     base = failing_backend("JointBackend", error_for("sin"))
 
     class JointBackend(base):
@@ -299,6 +269,7 @@ def test_one_of_several_that_compile_jointly_fails():
     program = delegraph.lower(
         modules, dict.fromkeys(modules, (x,)), backends=[partitioner], registry=registry
     )
+
     assert sorted(delegate.method for delegate in program.delegates) == [
         "one",
         "one",
@@ -308,7 +279,7 @@ def test_one_of_several_that_compile_jointly_fails():
         torch.testing.assert_close(program.method(method)(x), module(x))
 
 
-def test_the_rest_is_found_in_a_cache(tmp_path):
+def test_results_after_a_failure_come_from_a_cache_as_well(tmp_path):
     x = torch.randn(4)
     backend = failing_backend("FailingBackend", error_for("sin"))
     backend.fingerprint = classmethod(lambda cls, specs: "1")
@@ -343,6 +314,7 @@ def test_the_traceback_is_logged(caplog):
         record for record in caplog.records if record.name == "delegraph.failures"
     ]
     text = logging.Formatter().format(record)
+
     assert "in preprocess" in text
     assert "ValueError: no luck with" in text
     assert "Traceback" in text
@@ -354,7 +326,7 @@ def raise_error(error):
 
 
 class Tagging(Partitioner):
-    """Raises when it is asked, or when it is asked what to keep whole."""
+    """Raises in ``partition`` or in ``ops_to_not_decompose``."""
 
     def __init__(self, place):
         super().__init__()
@@ -374,7 +346,7 @@ class Tagging(Partitioner):
 
 
 @pytest.mark.parametrize("place", ["partition", "ops", "filter"])
-def test_a_partitioner_that_raises_refuses(place):
+def test_a_partitioner_that_raises_delegates_nothing(place):
     module = Program(lambda x: nn.functional.silu(x).sin())
     x = torch.randn(3)
     second = failing_backend("SecondBackend", lambda names: None)
@@ -385,6 +357,7 @@ def test_a_partitioner_that_raises_refuses(place):
         CapabilityPartitioner(lambda node: None, "SecondBackend"),
     ]
     program = delegraph.lower(module, (x,), backends=partitioners, registry=registry)
+
     assert program.report.host_operators == 0
     torch.testing.assert_close(program(x), module(x))
 
@@ -401,6 +374,7 @@ def test_a_support_check_that_raises_refuses_the_operator():
     backend = failing_backend("CheckedBackend", lambda names: None)
     program = lower_for(Program(chain_with_a_sine), (x,), backend, why_not=why_not)
     [row] = program.report.refusals
+
     assert row.operator == "aten.sin.default"
     assert "KeyError" in row.reason
     torch.testing.assert_close(program(x), chain_with_a_sine(x))
@@ -465,6 +439,7 @@ def test_xnnpack_leaves_int16_activations_to_the_host():
     prepared(*inputs)
     exported = torch.export.export(convert_pt2e(prepared), inputs)
     program = delegraph.lower(exported, backends=["xnnpack"])
+
     torch.testing.assert_close(
         program(*inputs), exported.module()(*inputs), rtol=1e-3, atol=1e-3
     )
@@ -492,6 +467,7 @@ def test_the_command_line_shows_the_traceback_with_debug(flags, tmp_path, capfd)
         ["lower", f"{tmp_path / 'net.py'}:model", "--backend", "xnnpack", *flags]
     )
     captured = capfd.readouterr()
+
     assert code == 0
     assert "amax.default only supports keep_dim == True" in captured.out
     assert ("Traceback" in captured.err) is bool(flags)

@@ -1,6 +1,4 @@
-"""Files of whole programs: they have the inputs and outputs of ``forward``, in its
-order, with its names.
-"""
+"""Files of whole programs have the inputs and outputs of ``forward``, in its order."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ INDEXES = torch.tensor([2, 0], dtype=torch.int64)
 
 
 class Model(nn.Module):
-    """A module whose ``forward`` is one of the methods below."""
+    """The base class of the models below."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +111,7 @@ class Views(Model):
 
 @dataclass
 class Case:
-    """A model with its inputs."""
+    """A model, its inputs, and their names in the file."""
 
     model: Callable[[], nn.Module]
     args: tuple[Any, ...] = ()
@@ -173,13 +171,13 @@ FEW = pytest.mark.parametrize(
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors of a structure, in order, as files have them: int64 as int32."""
+    """Return the tensors of a structure in order, with int64 as int32 as in files."""
     leaves = pytree.tree_leaves(value)
     return [leaf.int() if leaf.dtype is torch.int64 else leaf for leaf in leaves]
 
 
 def flat_inputs(case: Case) -> list[torch.Tensor]:
-    """The inputs in the order of the parameters of ``forward``."""
+    """Return the inputs in the order of the parameters of ``forward``."""
     return tensors(
         (case.args, [case.kwargs[key] for key in case.names if key in case.kwargs])
     )
@@ -216,6 +214,7 @@ def test_tosa_file_has_the_signature_of_forward(case: Case, tmp_path: Any) -> No
     path = tmp_path / "model.tosa"
     check_file(lowered, case, path)
     assert_other_tools_accept(path)
+
     (method,) = delegraph.load(path).summary.methods
     if case.names:
         assert tuple(tensor.name for tensor in method.inputs) == case.names
@@ -260,6 +259,7 @@ def test_mlir_text_has_the_signature_of_forward(case: Case, tmp_path: Any) -> No
         .partition(", sym_name")[0]
         .split(") -> (")
     )
+
     assert [side.count("tensor<") for side in sides] == [len(case.args), len(expected)]
 
 
@@ -276,6 +276,7 @@ def test_vgf_file_has_the_signature_of_forward(case: Case, tmp_path: Any) -> Non
     lowered.save(tmp_path / "model.vgf")
     (method,) = VgfFormat.summarize(tmp_path / "model.vgf").methods
     assert len(method.inputs) == len(case.args)
+
     expected = tensors(case.model()(*case.args, **case.kwargs))
     assert [tuple(tensor.shape) for tensor in method.outputs] == [
         tuple(wanted.shape) for wanted in expected
@@ -374,6 +375,7 @@ def test_refuses_a_program_of_several_methods(tmp_path: Any) -> None:
         {"forward": (ONES, FIVES), "same": (ONES,)},
         backends=["tosa"],
     )
+
     with pytest.raises(
         DelegraphError,
         match="the file holds one method; this program has forward, same",
@@ -390,6 +392,7 @@ def test_inputs_that_the_export_fixed_are_left_out(tmp_path: Any) -> None:
         tmp_path / "model.tosa"
     )
     (result,) = delegraph.load(tmp_path / "model.tosa")(ONES, FIVES)
+
     assert torch.equal(result, FIVES - ONES * 3)
 
 

@@ -1,4 +1,4 @@
-"""Hints of reports: whoever follows one gets what the report promises."""
+"""Following a hint of the report delegates as many operators as it promises."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def lower(program: nn.Module, x: Tensor, spec: str = "", promised: str = "") -> 
 
 
 def count_delegated(report: Any) -> int:
-    """How many of the user's operators are delegated."""
+    """Return how many operators of the user are delegated."""
     return int(report.delegated_operators)
 
 
 def follow_hint(hint: str, program: nn.Module, x: Tensor, spec: str) -> Any:
-    """The program lowered again, after what the hint says first was done."""
+    """Change the program or the options as the hint says, and lower again."""
     if named := re.search(r'"int32_inputs": \["([^"]+)"\]', hint):
         return lower(program, x, spec, named.group(1))
     if "be int32 from the start" in hint:
@@ -107,7 +107,7 @@ def test_following_a_hint_delegates_the_promised_operators(name, spec):
         assert promising or report.host_operators == 0
 
 
-def test_ids_by_a_remainder_are_delegated_with_a_range():
+def test_ids_of_a_remainder_are_delegated_with_a_range():
     row = INTEGERS["ids by a remainder"]
     [cause] = lower(Program(row.function), row.x).report.causes
     assert "=0..32767" in cause.hint
@@ -121,7 +121,7 @@ def test_ids_by_a_remainder_are_delegated_with_a_range():
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_floats_for_integers_are_to_be_quantized(name):
+def test_floats_for_an_integer_target_get_the_hint_to_quantize(name):
     pytest.importorskip("delegraph_quantize")
     from delegraph_quantize import quantize
 
@@ -130,6 +130,7 @@ def test_floats_for_integers_are_to_be_quantized(name):
     report = lower(program, row.x, "TOSA-1.0+INT").report
     assert "no TOSA lowering" not in str(report)
     assert "quantize" in str(report)
+
     quantized = quantize(program, [(row.x,)], backend="tosa")
     again = delegraph.lower(
         quantized, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+INT"}}

@@ -1,4 +1,4 @@
-"""Indices out of range in IREE modules: an error as in eager, and never foreign memory."""
+"""IREE modules raise an error for indices out of range, and read no foreign memory."""
 
 import subprocess
 import sys
@@ -81,7 +81,7 @@ def test_an_index_out_of_range_is_an_error(lower_cached, name, wrong):
     torch.testing.assert_close(lowered(TABLE, ints(2, 1)), program(TABLE, ints(2, 1)))
 
 
-def test_a_file_refuses_the_call_and_the_process_goes_on(lower_cached, tmp_path):
+def test_a_refused_call_does_not_end_the_process(lower_cached, tmp_path):
     program, lowered = lower_cached("index")
     lowered.save(tmp_path / "m.vmfb")
     loaded = delegraph.load(tmp_path / "m.vmfb")
@@ -89,6 +89,7 @@ def test_a_file_refuses_the_call_and_the_process_goes_on(lower_cached, tmp_path)
         with pytest.raises(InputError, match="an index is out of range"):
             loaded(TABLE, ints(1, wrong))
     [result] = loaded(TABLE, ints(1, -5))
+
     torch.testing.assert_close(result, program(TABLE, ints(1, -5)))
 
 
@@ -108,6 +109,7 @@ def test_the_command_line_refuses_the_input(lower_cached, tmp_path):
         "i.npy",
     ]
     completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
     assert completed.returncode == 1
     assert "an index is out of range" in completed.stderr
 
@@ -123,14 +125,15 @@ def test_iree_run_module_refuses_indices_out_of_range(lower_cached, tmp_path):
     ]
     command += ["--input=5x4xf32=1", "--input=2xi32=1,1000000"]
     completed = subprocess.run(command, capture_output=True, text=True)
+
     assert completed.returncode == 1
     assert "an index is out of range" in completed.stderr
 
 
 @pytest.mark.parametrize("place", [-1, 4, 11, 12, -(2**31)])
 def test_an_index_of_the_last_axis_stays_in_the_tensor(place):
-    """The module has one index for all axes, so an index beyond a row may name an
-    element of another row.
+    """The module has one index for all axes, so a large column index may select another
+    row.
     """
     program = Program(lambda m, x, i: x.gather(1, i.long()[:, None]))
     lowered = delegraph.lower(
@@ -140,11 +143,12 @@ def test_an_index_of_the_last_axis_stays_in_the_tensor(place):
         result = lowered(TABLE, ints(1, place))
     except InputError:
         return
+
     assert set(result.flatten().tolist()) <= set(TABLE.flatten().tolist())
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_the_range_follows_a_size_of_the_call(rows):
+def test_indices_are_checked_against_sizes_of_the_call(rows):
     sizes = ({0: torch.export.Dim("n", min=1)}, None)
     program = Program(lambda m, x, i: x[i])
     exported = torch.export.export(
@@ -155,6 +159,7 @@ def test_the_range_follows_a_size_of_the_call(rows):
         exported, backends=["iree"], options=options, require_full=True
     )
     x = torch.randn(rows, 4)
+
     torch.testing.assert_close(lowered(x, ints(0, rows - 1)), x[[0, rows - 1]])
     with pytest.raises(InputError, match="an index is out of range"):
         lowered(x, ints(0, rows))

@@ -1,6 +1,4 @@
-"""``inspect`` shows what a device needs; ``compare`` gives a reason for each figure
-that it lacks.
-"""
+"""``inspect`` shows the needs of a device; ``compare`` explains missing figures."""
 
 import re
 
@@ -47,7 +45,7 @@ def test_inspect_shows_values_of_compile_specs_and_scales(npu_file):
     assert "output 0: int8, scale " in shown
 
 
-def test_facts_of_a_delegate_are_data_too(npu_file):
+def test_facts_of_a_delegate_are_in_the_json(npu_file):
     (method,) = inspect_file(npu_file).to_json()["methods"]
     (delegate,) = method["delegates"]
     assert delegate["compile_specs"]["ethosu_accelerator"] == "ethos-u85-256"
@@ -63,6 +61,7 @@ def test_compare_explains_a_missing_file_and_missing_runs():
     program._example_inputs = None
     compared = delegraph.compare(program, backends=["tosa"])
     (row,) = compared.candidates
+
     assert row.missing["a run"] == "the program has no example inputs"
     assert (
         "tosa has no 'first call, a run, from ... to, memory, largest error':"

@@ -1,6 +1,4 @@
-"""The conformance kit calls the delegates of a runtime that declares ``thread_safe`` in
-several threads at once.
-"""
+"""The conformance kit tests runtimes that declare ``thread_safe`` in several threads."""
 
 import delegraph_devkit as devkit
 import pytest

@@ -1,6 +1,4 @@
-"""Texts of language models: caches that a file keeps, and wrong arguments of
-``generate``.
-"""
+"""``generate``: files with shared caches, and wrong arguments."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ def lower(keep_caches, prompt_length=4):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """The same model with caches as arguments, with caches in the program, and files of
-    both.
+    """Return one model with caches as inputs and with caches in the program, and files
+    of both.
     """
     folder = tmp_path_factory.mktemp("models")
     taken = lower(keep_caches=False)
@@ -84,6 +82,7 @@ def test_the_command_refuses_a_file_without_common_memory(programs, capfd):
         *map(str, PROMPT),
     ]
     assert main([*command, "--max-new-tokens", "3"]) == 1
+
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "share_mutable_buffers=True" in captured.err
@@ -161,6 +160,7 @@ def test_wrong_arguments_are_input_errors(programs, form, arguments, message):
         program = delegraph.load(
             programs["folder"] / ("taken.pte" if form == "file" else "shared.pte")
         )
+
     with pytest.raises(InputError, match=message):
         generate(program, **{"prompt": PROMPT, "max_new_tokens": 2, **arguments})
 
@@ -231,7 +231,7 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
-def test_senseless_flags_give_one_error(programs, flags, capfd):
+def test_wrong_flags_give_one_error(programs, flags, capfd):
     from delegraph.cli import main
 
     command = [
@@ -246,6 +246,7 @@ def test_senseless_flags_give_one_error(programs, flags, capfd):
     except SystemExit as end:  # argparse
         code = end.code
     captured = capfd.readouterr()
+
     assert code in (1, 2)
     assert captured.out == ""
     assert captured.err.count("error") == 1
@@ -266,5 +267,6 @@ def test_an_empty_prompt_of_text_is_an_error(programs, tmp_path, capfd):
         "--tokenizer",
         str(tmp_path / "tokenizer.json"),
     ]
+
     assert main([*command, "--prompt", ""]) == 1
     assert "at least 1 token each" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""Attention and softmax of rows in which a mask hides every key."""
+"""Attention and softmax of rows whose keys are all hidden by a mask."""
 
 import delegraph
 import pytest
@@ -83,7 +83,7 @@ ROWS += [
 
 
 @pytest.mark.parametrize("name, backend", ROWS)
-def test_hidden_rows_are_those_of_eager(name, backend):
+def test_rows_without_keys_equal_eager(name, backend):
     function, inputs = PROGRAMS[name]
     program = Program(function)
     lowered = delegraph.lower(program, inputs, backends=[backend])
@@ -99,4 +99,5 @@ def test_masks_of_finite_numbers_give_equal_weights(least):
         backends=["iree"],
         require_full=True,
     )
+
     torch.testing.assert_close(lowered(scores), torch.full((2, 3), 1 / 3))

@@ -1,6 +1,4 @@
-"""Methods without inputs, and buffers that several methods share, in this process and
-in both runtimes of `.pte`.
-"""
+"""Methods without inputs and buffers shared by methods, in both runtimes of ``.pte``."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ class Holder(nn.Module):
 
 
 class Method(nn.Module):
-    """A method that is a function of the state and its arguments."""
+    """A method that calls a function with the state and its arguments."""
 
     def __init__(self, holder: Holder, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -128,8 +126,8 @@ def skip_unless_installed(backends: list[str]) -> None:
 
 
 def runtimes_for(backends: list[str]) -> list[str | None]:
-    """The runtimes that execute a file of these backends: ExecuTorch's has no TOSA and
-    no OpenVINO.
+    """Return the runtimes that run a file of these backends. ExecuTorch's lacks TOSA
+    and OpenVINO.
     """
     pytest.importorskip("delegraph_executorch")
     stock: list[str | None] = []
@@ -152,6 +150,7 @@ def test_methods_without_inputs_run_and_survive_files(
     skip_unless_installed(backends)
     expected = Method(Holder(), function)()
     lowered = delegraph.lower(Method(Holder(), function), (), backends=backends)
+
     assert_close(lowered(), expected)
     lowered.save(tmp_path / "model.pte")
     for runtime in runtimes_for(backends):
@@ -182,7 +181,7 @@ def test_verify_of_a_method_without_inputs() -> None:
 
 
 def lowered_methods(backends: list[str], **more: Any) -> Any:
-    """Methods of one state: one writes it, one resets it, and two read it."""
+    """Lower methods of one state: one writes it, one resets it, and two read it."""
     holder = Holder()
     functions = {
         "step": step,
@@ -256,6 +255,7 @@ def test_a_shared_buffer_stays_outside_of_delegates_that_keep_state(
         ["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+INT+variable"}}
     )
     assert not any(delegate.module.state for delegate in lowered.delegates)
+
     lowered.save(tmp_path / "model.pte", share_mutable_buffers=True)
     loaded = delegraph.load(tmp_path / "model.pte")
     loaded.method("step")(torch.ones(3))
@@ -272,6 +272,7 @@ def test_methods_of_separate_programs_share_a_buffer_by_name(tmp_path: Any) -> N
     lowered.save(tmp_path / "model.pte", share_mutable_buffers=True)
     loaded = delegraph.load(tmp_path / "model.pte")
     loaded.method("step")(torch.ones(3))
+
     assert_close(loaded.method("peek")(torch.zeros(3)), torch.tensor([1.0, 3.0, 6.0]))
 
 
@@ -288,4 +289,5 @@ def test_edge_programs_share_a_buffer_that_one_only_reads(tmp_path: Any) -> None
     manager.save(tmp_path / "model.pte", share_mutable_buffers=True)
     loaded = delegraph.load(tmp_path / "model.pte")
     loaded.method("step")(torch.ones(3))
+
     assert_close(loaded.method("peek")(torch.zeros(3)), torch.tensor([1.0, 3.0, 6.0]))

@@ -1,6 +1,4 @@
-"""Names that are not installed: the error names the distribution to install, and
-suggests only near names.
-"""
+"""Errors about missing backends name the distribution, and suggest only similar names."""
 
 import json
 from importlib.metadata import distributions
@@ -52,7 +50,7 @@ def test_the_error_names_the_distribution_of_a_backend(
         assert "did you mean" not in str(found.value)
 
 
-def test_a_backend_of_another_distribution_is_not_ours(empty_registry):
+def test_no_distribution_is_guessed_for_unknown_backends(empty_registry):
     with pytest.raises(BackendNotFound) as found:
         empty_registry.spec("acme/tosa")
     assert "comes with" not in str(found.value)
@@ -75,11 +73,11 @@ def test_a_backend_of_another_distribution_is_not_ours(empty_registry):
         ("demo", ["demo", "demon"], "demo"),
     ],
 )
-def test_only_near_names_are_suggested(name, known, meant):
+def test_only_similar_names_are_suggested(name, known, meant):
     assert nearest(name, known) == meant
 
 
-def test_a_near_name_that_is_not_installed_is_a_hint(empty_registry):
+def test_a_similar_name_that_is_not_installed_is_hinted(empty_registry):
     with pytest.raises(BackendNotFound) as found:
         empty_registry.spec("xnpack")
     assert "did you mean" not in found.value.message
@@ -133,7 +131,7 @@ def test_a_file_names_the_distribution_of_its_format(empty_registry, tmp_path):
 
 
 def test_all_declarations_of_our_distributions_are_listed():
-    """A new declaration of one of our distributions has to be listed."""
+    """A new declaration has to be added to the list of known names."""
     ours = {
         d.metadata["Name"]
         for d in distributions()

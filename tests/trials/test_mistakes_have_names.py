@@ -1,6 +1,4 @@
-"""An error names the mistake and whose it is: a wrong argument, or a plugin that breaks
-its contract.
-"""
+"""Errors name the wrong argument, or the plugin that breaks its contract."""
 
 import delegraph
 import pytest
@@ -48,6 +46,7 @@ def test_a_support_check_without_a_reason_is_named(answer):
         name="npu",
         partitioner=CapabilityPartitioner(lambda node: answer, "NpuBackend"),
     )
+
     with pytest.raises(
         ContractViolation,
         match="the support check of NpuBackend returned .* for aten.relu.default",
@@ -67,6 +66,7 @@ def test_a_wrong_backend_id_is_named_as_doctor_names_it(monkeypatch, tmp_path):
     (tmp_path / "acme_npu_plugin.py").write_text(PLUGIN)
     (tmp_path / "acme_npu_code.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
+
     with pytest.raises(
         PluginBroken, match="is called AcmeBackend, and backend_id says 'NpuBackend'"
     ):
@@ -106,6 +106,7 @@ def test_a_partition_for_an_unknown_backend_names_its_partitioner():
         name="npu",
         partitioner=CapabilityPartitioner(lambda node: None, "OtherBackend"),
     )
+
     with pytest.raises(BackendNotFound) as caught:
         lower_with(registry)
     assert "the partitioner of 'npu' gave the partition" in caught.value.hint
@@ -123,5 +124,6 @@ def test_the_scaffold_explains_refusals():
         / "backend.py"
     )
     text = " ".join(template.read_text().split())
+
     assert "ends the lowering" not in text
     assert "goes to the next backend or stays on the host" in text

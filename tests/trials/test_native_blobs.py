@@ -1,6 +1,4 @@
-"""Files with delegates that are native code: load and run name them, and refuse them on
-request.
-"""
+"""``load`` and ``run`` name delegates of native code, and refuse them on request."""
 
 import json
 import subprocess

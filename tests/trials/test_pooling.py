@@ -1,6 +1,4 @@
-"""Pools for TOSA, in floats and integers: each file loads in every reader of its kind,
-and computes what eager does.
-"""
+"""TOSA pools in floats and integers load in every reader, and equal eager."""
 
 from __future__ import annotations
 
@@ -49,19 +47,19 @@ POOLS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 
 def random_image(shape: tuple[int, ...]) -> Tensor:
-    """Random numbers, the same in each run."""
+    """Return the same random numbers in each run."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def load_and_run(file: Path, x: Tensor) -> Tensor:
-    """The result of a file that is loaded."""
+    """Load a file and return its result."""
     result = delegraph.load(file)(x)
     return result if isinstance(result, Tensor) else result[0]
 
 
 def integers_of(pool: nn.Module, x: Tensor, bits: int) -> tuple[Any, Any]:
-    """The quantized program lowered for integers, with floats at its borders and
-    without.
+    """Return two lowerings of the quantized program: with floats and with integers at
+    its border.
     """
     precision = Precision(activations=torch.int8 if bits == 8 else torch.int16)
     program = quantize(pool.eval(), [(x,)], quantizer=TOSAQuantizer(precision))
@@ -77,7 +75,7 @@ def integers_of(pool: nn.Module, x: Tensor, bits: int) -> tuple[Any, Any]:
 def check_integers(
     pool: nn.Module, shape: tuple[int, ...], folder: Any, bits: int = 8
 ) -> None:
-    """Compare integers with eager, and load their file in each reader."""
+    """Compare the integer results with eager, and load their file in each reader."""
     x = random_image(shape)
     whole, bare = integers_of(pool, x, bits)
     expected = pool(x)
@@ -119,6 +117,7 @@ def test_vela_compiles_a_padded_average(tmp_path):
     completed = subprocess.run(
         [*command, "--output-dir", str(tmp_path)], capture_output=True, text=True
     )
+
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 

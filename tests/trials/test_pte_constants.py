@@ -1,6 +1,4 @@
-"""Constants of `.pte` files in both runtimes: each memory is stored once, and tensors
-without elements load.
-"""
+"""``.pte`` files store each memory of constants once. Tensors may have no elements."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ TOKENS = torch.tensor([[1, 2, 3]])
 
 
 class Tied(nn.Module):
-    """An embedding, whose weight the head of a derived class uses as well."""
+    """An embedding. The head of a derived class uses the same weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,8 +90,8 @@ class HalfFloats(Product):
 
 
 class Int8(nn.Module):
-    """Weights of eight bits that the program dequantizes; the head has a view of those
-    of the embedding.
+    """Dequantizes weights of eight bits. The head reads a view of the embedding's
+    weights.
     """
 
     def __init__(self) -> None:
@@ -137,6 +135,7 @@ def test_tied_weight_is_stored_once(
     path = tmp_path / "model.pte"
     module = model().eval()
     delegraph.lower(module, (TOKENS,), backends=backends).save(path)
+
     assert path.stat().st_size < 1.3 * ROWS * WIDTH * bytes_each + 4000
     expect_right_in_both(
         path, module, (TOKENS,), atol=1e-2 if bytes_each == 2 else 1e-4, rtol=1e-3
@@ -161,13 +160,14 @@ def test_weight_that_two_methods_read_is_stored_once(tmp_path: Any) -> None:
     methods = {"embed": Embed(table), "head": Head(table)}
     path = tmp_path / "model.pte"
     delegraph.lower(methods, {"embed": (TOKENS,), "head": (x,)}, backends=[]).save(path)
+
     assert path.stat().st_size < 1.2 * ROWS * WIDTH * 4
     expect_right_in_both(path, table, (TOKENS,), method="embed")
     expect_right_in_both(path, lambda x: x @ table.weight.T, (x,), method="head")
 
 
 class Empty(nn.Module):
-    """Constants without elements, of which the derived classes use some."""
+    """Constants without elements. Each derived class uses some."""
 
     def __init__(self) -> None:
         super().__init__()

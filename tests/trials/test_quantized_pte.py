@@ -1,6 +1,4 @@
-"""Quantized programs as ``.pte`` files, on the host and with delegates, in both
-runtimes, against eager.
-"""
+"""Quantized programs in ``.pte`` files equal eager in both runtimes."""
 
 import delegraph
 import pytest
@@ -207,7 +205,7 @@ def test_scales_chosen_at_run_time_take_any_length(tmp_path):
     save_and_expect_right(program, chosen_for_tokens, *calls, folder=tmp_path)
 
 
-def test_an_operator_without_formula_is_refused(tmp_path):
+def test_choose_qparams_per_token_is_refused(tmp_path):
     function = lambda x: QD.choose_qparams_per_token(x, torch.int8)
     program = delegraph.lower(Model(function), (FLOATS,), backends=[])
     with pytest.raises(
@@ -218,7 +216,7 @@ def test_an_operator_without_formula_is_refused(tmp_path):
 
 
 def with_quantizer(quantizer):
-    """A function that quantizes a model as torchao's PT2E flow does."""
+    """Return a function that quantizes a model with torchao's PT2E flow."""
 
     def quantized(module, inputs):
         prepared = pt2e.prepare_pt2e(
@@ -241,7 +239,7 @@ def quantize_by_tosa(module, inputs):
 
 
 def quantize_by_torchao(config):
-    """A function that quantizes the weights of a model in place."""
+    """Return a function that quantizes the weights of a model in place."""
 
     def quantized(module, inputs):
         torchao.quantize_(module, config)

@@ -1,4 +1,4 @@
-"""int8 from the command line for backends without a quantizer of their own code."""
+"""The command line quantizes to int8 for backends without a quantizer of their own."""
 
 from __future__ import annotations
 
@@ -46,11 +46,14 @@ def test_backends_run_the_programs_that_they_quantize(backend: str) -> None:
     program = delegraph.quantize(model, batches, backend=backend)
     lowered = delegraph.lower(program, backends=[backend])
     assert lowered.report.delegates
+
     expected = program.module()(*batches[0])
     # an element in the middle between two steps may be rounded to the other one
     assert (lowered(*batches[0]) - expected).abs().max() <= 0.02 * expected.abs().max()
+
     exact = model(*batches[0])
     assert (expected - exact).abs().max() < 0.1 * exact.abs().max()
+
     integers = [v.dtype for v in program.state_dict.values()] + [
         v.dtype for v in program.constants.values()
     ]
@@ -79,6 +82,7 @@ def test_the_command_line_quantizes_for_a_backend(backend: str, tmp_path: Path) 
     assert "delegate" in run(
         "lower", "m.py:make", *data, "--quantize", "data.npz", "-o", "m.pte"
     )
+
     program = torch.export.load(tmp_path / "q.pt2")
     actual = delegraph.load(tmp_path / "m.pte")(images[0])
     expected = program.module()(images[0])
@@ -97,6 +101,7 @@ def test_the_hint_names_the_distribution_with_the_quantizer(
         "missing",
         lambda requires: [r for r in requires if r == "delegraph_tosa"],
     )
+
     with pytest.raises(PluginUnavailable, match="needs delegraph_tosa") as raised:
         delegraph.Registry().get_quantizer(backend)
     assert raised.value.hint == "pip install delegraph-tosa delegraph-quantize"

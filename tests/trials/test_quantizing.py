@@ -1,4 +1,4 @@
-"""Quantizing small networks: results close to floats, and errors that name the cause."""
+"""Quantized small networks are close to floats, and errors name the cause."""
 
 from __future__ import annotations
 
@@ -69,12 +69,13 @@ def test_convolutions_with_batch_norms(kind):
     assert all(
         torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
     )
+
     lowered = delegraph.lower(program, (x,), backends=["tosa"], require_full=True)
     assert signal_to_noise(lowered(x), expected) > 25
 
 
 class Decoder(nn.Module):
-    """Depthwise transposed convolutions between others, as in decoders of pictures."""
+    """Depthwise transposed convolutions between other layers, as in image decoders."""
 
     def __init__(self):
         super().__init__()
@@ -90,7 +91,7 @@ class Decoder(nn.Module):
 
 
 class TakenTwice(nn.Module):
-    """A convolution whose result is taken with and without its batch norm."""
+    """Returns the result of a convolution with and without its batch norm."""
 
     def __init__(self, transposed=False, groups=1):
         super().__init__()
@@ -104,7 +105,7 @@ class TakenTwice(nn.Module):
 
 
 class TwoNorms(TakenTwice):
-    """A convolution with two batch norms behind it."""
+    """One convolution followed by two batch norms."""
 
     def __init__(self, transposed=False, groups=1):
         super().__init__(transposed, groups)
@@ -116,14 +117,14 @@ class TwoNorms(TakenTwice):
 
 
 class CalledTwice(TakenTwice):
-    """A convolution that is called twice, once with a batch norm behind it."""
+    """Calls one convolution twice, once followed by a batch norm."""
 
     def forward(self, x):
         return self.conv(torch.relu(self.norm(self.conv(x))))
 
 
 class SharedBias(TakenTwice):
-    """Two convolutions with one bias, of which each has a batch norm."""
+    """Two convolutions with one bias, each followed by a batch norm."""
 
     def __init__(self, transposed=False, groups=1):
         super().__init__(transposed, groups)
@@ -136,7 +137,7 @@ class SharedBias(TakenTwice):
 
 
 class OfTheBatch(TakenTwice):
-    """A batch norm that computes its statistics from the batch."""
+    """A batch norm that uses the statistics of the batch."""
 
     def forward(self, x):
         return nn.functional.batch_norm(
@@ -233,7 +234,7 @@ CELLS = {
 
 
 class OneCell(nn.Module):
-    """A cell whose states are arguments and results."""
+    """A cell with its states as inputs and outputs."""
 
     def __init__(self, cell):
         super().__init__()
@@ -258,7 +259,7 @@ class Steps(OneCell):
 
 
 class WithoutState(Steps):
-    """A cell that begins with zeros."""
+    """A cell that starts with zeros."""
 
     def forward(self, x, *states):
         made = self.cell(x[:, 0])
@@ -266,7 +267,7 @@ class WithoutState(Steps):
 
 
 class Vector(OneCell):
-    """A cell that takes a vector, without batch."""
+    """A cell for a vector without a batch."""
 
     def forward(self, x, hidden, cell=None):
         return self.cell(x[0, 0], hidden[0] if cell is None else (hidden[0], cell[0]))
@@ -301,10 +302,12 @@ def test_cells_of_recurrent_networks_are_quantized(kind, wrapper, bits):
     precision = Precision(activations=torch.int8 if bits == 8 else torch.int16)
     program = quantize(model, batches, quantizer=TOSAQuantizer(precision))
     assert not any("_cell.default" in str(node.target) for node in program.graph.nodes)
+
     options = {"tosa": {"spec": "TOSA-1.0+INT"}} if bits == 8 else None
     lowered = delegraph.lower(program, batches[0], backends=["tosa"], options=options)
     # floats at the borders of the program are left to the host
     assert lowered.report.host_operators <= len(batches[0]) + 2
+
     for batch in batches:
         quantized = as_list(program.module()(*batch))
         for result, expected in zip(quantized, as_list(model(*batch)), strict=True):

@@ -1,4 +1,4 @@
-"""Reasons of refusals name operators and values in PyTorch's words."""
+"""Reasons of refusals name operators and values of PyTorch."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ PROGRAMS = {
 
 
 def reasons_of(name: str, backend: str) -> dict[str, str]:
-    """Operator -> the reason of its refusal."""
+    """Return the reason of each refused operator."""
     function, inputs = PROGRAMS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -139,6 +139,8 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("backend, name, operator", EXPECTED)
-def test_reasons_are_plain(backend: str, name: str, operator: str) -> None:
+def test_reasons_match_the_expected_texts(
+    backend: str, name: str, operator: str
+) -> None:
     pytest.importorskip({"openvino": "openvino", "xnnpack": "executorch"}[backend])
     assert reasons_of(name, backend)[operator] == EXPECTED[backend, name, operator]

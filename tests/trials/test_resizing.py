@@ -1,6 +1,4 @@
-"""Interpolation by scale factors and by sizes: each backend and each runtime of program
-files equals eager.
-"""
+"""Interpolation by factors and sizes equals eager in each backend and file runtime."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ SWEPT = tuple(k / 20 for k in range(4, 64))
 
 
 class Kind(NamedTuple):
-    """A kind of interpolation: torch's ``mode`` and other options, and the rank of what
-    it resizes.
+    """A kind of interpolation: torch's ``mode``, other options, and the rank of the
+    image.
     """
 
     mode: str
@@ -55,7 +53,7 @@ KINDS = (
 
 
 class Resize(nn.Module):
-    """Returns its input resized by each of some factors or sizes."""
+    """Returns its input resized by each factor and each size."""
 
     def __init__(
         self, kind: Kind, factors: Any = (), sizes: Any = (), recompute: bool = False
@@ -78,14 +76,14 @@ class Resize(nn.Module):
 def random_image(
     kind: Kind, size: int, dtype: torch.dtype = torch.float32, channels: int = 2
 ) -> Tensor:
-    """An image of random whole numbers, which every element type has."""
+    """Return an image of random whole numbers, which every dtype can hold."""
     generator = torch.Generator().manual_seed(size)
     shape = (1, channels, *[size] * kind.rank)
     return torch.randint(0, 100, shape, generator=generator).to(dtype)
 
 
 def fitting_factors(size: int, factors: Any, largest: int = 12) -> list[float]:
-    """The factors that leave an element, and not more than ``largest``."""
+    """Return the factors that give sizes from 1 to ``largest``."""
     return [f for f in factors if 1 <= int(size * f) <= largest]
 
 
@@ -94,7 +92,7 @@ def in_process(lowered: Any, x: Tensor, folder: Path) -> list[Tensor]:
 
 
 def our_runtime_and_stock(lowered: Any, x: Tensor, folder: Path) -> list[Tensor]:
-    """The results of ExecuTorch's runtime, after ours has agreed with it."""
+    """Run the file in both runtimes, compare them, and return ExecuTorch's results."""
     from executorch.runtime import Runtime
 
     file = folder / "resize.pte"
@@ -111,7 +109,7 @@ def our_runtime_and_stock(lowered: Any, x: Tensor, folder: Path) -> list[Tensor]
 
 
 class Way(NamedTuple):
-    """A way to compute a program: backends, and what runs the lowered program."""
+    """A way to run a program: backends, a function that runs it, and a needed module."""
 
     backends: list[str]
     run: Callable[[Any, Tensor, Path], list[Tensor]]
@@ -152,7 +150,7 @@ def assert_resizing_equals_eager(
 
 
 def has_kernels(way: Way, kind: Kind) -> bool:
-    """Whether the runtimes of program files have a kernel for this kind."""
+    """Return whether the runtimes of program files have a kernel for this kind."""
     return way.run is in_process or kind != Kind("bicubic", 2, {"antialias": True})
 
 
@@ -160,9 +158,9 @@ FIRST = [kind for kind in KINDS if kind.rank < 3 or kind.mode != "nearest-exact"
 
 
 def is_slow(way, kind):
-    """Whether ExecuTorch needs 5 to 30 seconds to lower the row to XNNPACK.
+    """Return whether ExecuTorch needs 5 to 30 seconds to lower this case to XNNPACK.
 
-    The core rewrites the factors, so the other ways test the same rule.
+    Other backends test the same rule faster.
     """
     slow_modes = ("linear", "bicubic", "trilinear")
     return way.backends == ["xnnpack"] and kind.mode in slow_modes
@@ -223,8 +221,8 @@ def test_each_axis_has_its_own_factor(way, mode, tmp_path):
     "layout", [torch.contiguous_format, torch.channels_last], ids=str
 )
 def test_large_images_step_by_the_factor(layout, channels, tmp_path):
-    """Eager has another kernel where height and width add up to more than 128, unless
-    channels come last.
+    """Eager uses another kernel if height plus width exceeds 128, unless channels come
+    last.
     """
     kind = Kind("nearest", 2)
     x = random_image(kind, 80, channels=channels).contiguous(memory_format=layout)
@@ -258,13 +256,10 @@ def test_volumes_with_channels_last_keep_their_size(mode, channels, tmp_path):
 )
 def test_short_floats_and_bytes_resize_as_in_eager(kind, dtype, tmp_path):
     tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-2
+    is_bilinear_bytes = dtype is torch.uint8 and kind.mode == "bilinear"
     for way in WAYS:
-        if (
-            dtype is torch.uint8
-            and kind.mode == "bilinear"
-            and way.run is our_runtime_and_stock
-        ):
-            continue  # the next test: its kernel knows no uint8
+        if is_bilinear_bytes and way.run is our_runtime_and_stock:
+            continue  # files are refused: see the next test
         assert_resizing_equals_eager(
             way,
             Resize(kind, (0.9, 1.1, 2.1)),
@@ -286,9 +281,7 @@ def test_bilinear_bytes_are_refused_in_pte_files(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_quantized_images_resize_as_in_eager(kind, tmp_path):
-    """Of integers and of floats: one step of the scale is the most that rounding may
-    differ by.
-    """
+    """Rounding may differ by at most one step of the scale."""
     pytest.importorskip("delegraph_quantize")
     from delegraph_quantize import quantize
 

@@ -1,6 +1,4 @@
-"""The URL of a remote cache may hold passwords and tokens: no report, error or
-traceback shows them.
-"""
+"""Reports, errors and tracebacks show no password or token of a remote cache's URL."""
 
 import errno
 import traceback
@@ -92,7 +90,7 @@ FORMS = [
 
 
 def failing_folder(error, monkeypatch):
-    """A remote folder that fails with ``error``."""
+    """Return a remote folder that raises ``error``."""
 
     def fail(self):
         raise error
@@ -119,7 +117,7 @@ def test_an_unknown_scheme_is_named():
 
 
 class Store:
-    """A store of the user's, whose library quotes the address."""
+    """A store of a user. Its errors contain the address."""
 
     name = "the team's store"
 
@@ -134,6 +132,7 @@ def test_errors_of_remote_stores_are_reported_without_their_text(tmp_path):
     lowered = delegraph.lower(
         torch.nn.ReLU(), (torch.ones(2),), backends=["tosa"], compiler=Compiler(cache)
     )
+
     assert (
         "the remote cache the team's store is not used: StatusError (status 403)"
         in str(lowered.report)

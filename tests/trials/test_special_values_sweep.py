@@ -29,6 +29,7 @@ def test_each_result_equals_eager_is_refused_or_is_listed(backend):
         result.key: result.why for result in results if result.kind == "different"
     }
     known = special_values.known_differences(backend)
+
     assert len(results) > 100
     assert {key: why for key, why in different.items() if key not in known} == {}, (
         "new differences"

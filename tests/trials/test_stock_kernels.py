@@ -1,6 +1,4 @@
-"""Values that kernels of ExecuTorch's runtime compute wrong: ``.pte`` files of the host
-avoid these kernels.
-"""
+"""``.pte`` files of the host avoid kernels of ExecuTorch that compute wrong values."""
 
 import delegraph
 import pytest
@@ -112,7 +110,7 @@ class Model(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_host_pte_computes_special_values_as_eager(name, tmp_path):
+def test_special_values_in_a_host_pte_equal_eager(name, tmp_path):
     function, *inputs = PROGRAMS[name]
     inputs = tuple(inputs)
     program = delegraph.lower(Model(function), inputs, backends=[])

@@ -1,6 +1,4 @@
-"""A weight that an embedding and a head share is in a file once, whatever the shapes in
-which they use it.
-"""
+"""A weight that an embedding and a head share is in a file once, in whatever shapes."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ HEADS: dict[str, Head] = {
 
 
 class Tied(nn.Module):
-    """An embedding and a head of one weight."""
+    """An embedding and a head that share a weight."""
 
     def __init__(
         self, head: Head, dtype: torch.dtype = torch.float32, rows: int = ROWS
@@ -62,13 +60,13 @@ class Tied(nn.Module):
 
 
 def load_and_run(file: Path, x: Tensor) -> Tensor:
-    """The result of a file that is loaded."""
+    """Load a file and return its result."""
     result = delegraph.load(file)(x)
     return result if isinstance(result, Tensor) else result[0]
 
 
 def size_in_weights(model: nn.Module, file: Path) -> float:
-    """How many times the file has the weights of the model."""
+    """Return the size of the file divided by the size of the model's weights."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     return file.stat().st_size / weights
 
@@ -89,10 +87,12 @@ def test_a_tied_weight_is_in_the_file_once(name, dtype, tmp_path):
     lowered.save(file)
     # the structure of such a small file is as large as a fraction of its weights
     assert size_in_weights(model, file) < 1.6
+
     ids = IDS.to(torch.int32)
     torch.testing.assert_close(
         load_and_run(file, ids), model(IDS), atol=1e-2, rtol=1e-2
     )
+
     check_strictly_for_spec(
         file.read_bytes(),
         TosaSpec.parse(options["tosa"]["spec"] if options else "TOSA-1.0+FP"),
@@ -104,9 +104,7 @@ def test_a_tied_weight_is_in_the_file_once(name, dtype, tmp_path):
         )
 
 
-def test_weights_of_equal_shape_stay_apart(tmp_path):
-    """Only one weight in several shapes is shared: another one has other elements."""
-
+def test_different_weights_of_equal_shape_give_eager_results(tmp_path):
     class Untied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -119,12 +117,13 @@ def test_weights_of_equal_shape_stay_apart(tmp_path):
     model = Untied().eval()
     file = tmp_path / "untied.tosa"
     delegraph.lower(model, (IDS,), backends=["tosa"], require_full=True).save(file)
+
     torch.testing.assert_close(
         load_and_run(file, IDS.to(torch.int32)), model(IDS), atol=1e-4, rtol=1e-4
     )
 
 
-def test_a_square_weight_and_its_transpose_stay_apart(tmp_path):
+def test_a_square_weight_and_its_transpose_give_eager_results(tmp_path):
     model = Tied(lambda x, w: x @ w, rows=WIDTH).eval()
     ids = torch.tensor([[1, 2, 31]])
     file = tmp_path / "square.tosa"
@@ -135,8 +134,8 @@ def test_a_square_weight_and_its_transpose_stay_apart(tmp_path):
 
 
 def test_an_int8_file_of_a_tied_weight_loads_everywhere(tmp_path):
-    """The embedding and the head have scales of their own, so the integers differ and
-    are there twice.
+    """Embedding and head have different scales, so their integers differ and are stored
+    twice.
     """
     model = Tied(HEADS["linear"]).eval()
     program = quantize(model, [(IDS,)], quantizer=TOSAQuantizer())
@@ -145,10 +144,12 @@ def test_an_int8_file_of_a_tied_weight_loads_everywhere(tmp_path):
         program, backends=["tosa"], options=options, transforms=[integer_borders]
     )
     assert lowered.report.host_operators == 0
+
     file = tmp_path / "tied.tosa"
     lowered.save(file)
     check_strictly_for_spec(file.read_bytes(), TosaSpec.parse("TOSA-1.0+INT"))
     torch.testing.assert_close(load_and_run(file, IDS.to(torch.int32)), lowered(IDS))
+
     if vela := shutil.which("vela"):
         command = [
             vela,

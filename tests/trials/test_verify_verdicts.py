@@ -1,9 +1,9 @@
-"""Comparing with eager: NaN and infinities are counted on both sides, and each output
-has one verdict.
-"""
+"""``verify`` counts NaN and infinities on both sides, and has one verdict per output."""
 
 import json
+import math
 import re
+from typing import NamedTuple
 
 import delegraph
 import pytest
@@ -23,7 +23,7 @@ def as_tensor(*values, dtype=F32):
 
 
 SAMPLES = [
-    # what, lowered, eager, agrees, counts of lowered, counts of eager
+    # name, lowered, eager, agrees, counts of lowered and of eager: (NaN, inf, -inf)
     ("all NaN", as_tensor(NAN, NAN), as_tensor(NAN, NAN), True, (2, 0, 0), (2, 0, 0)),
     ("some NaN", as_tensor(NAN, 1), as_tensor(NAN, 1), True, (1, 0, 0), (1, 0, 0)),
     ("NaN in lowered only", as_tensor(NAN, 1), as_tensor(2, 1), False, (1, 0, 0), (0, 0, 0)),
@@ -53,30 +53,40 @@ SAMPLES = [
 ]  # fmt: skip
 
 
+class Sample(NamedTuple):
+    """Two outputs to compare, the verdict, and counts of (NaN, inf, -inf)."""
+
+    name: str
+    lowered: object
+    eager: object
+    agrees: bool
+    counts_of_lowered: tuple
+    counts_of_eager: tuple
+
+
 @pytest.mark.parametrize(
-    ("what", "lowered", "eager", "agrees", "ours", "theirs"),
-    SAMPLES,
-    ids=[s[0] for s in SAMPLES],
+    "sample", [Sample(*row) for row in SAMPLES], ids=lambda sample: sample.name
 )
-def test_an_output_has_counts_and_one_verdict(
-    what, lowered, eager, agrees, ours, theirs
-):
-    found = compare("output_0", lowered, eager)
+def test_an_output_has_counts_and_one_verdict(sample):
+    found = compare("output_0", sample.lowered, sample.eager)
+
+    assert found.agrees() is sample.agrees
+    assert tuple(found.lowered) == sample.counts_of_lowered
+    assert tuple(found.eager) == sample.counts_of_eager
+    assert not math.isnan(Verification((found,)).relative_error)
+
     content = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert found.agrees() is content["agrees"] is agrees
-    assert tuple(found.lowered) == ours
-    assert tuple(content["lowered"].values()) == ours
-    assert tuple(found.eager) == theirs
-    assert tuple(content["eager"].values()) == theirs
-    assert len(re.findall("agrees|differs", str(found))) == 1, str(found)
-    assert ("agrees" in str(found)) is agrees
-    for count, name in zip(ours, ("NaN", "inf", "-inf"), strict=True):
-        assert not count or f"{count} {name}" in str(found)
-    # no NaN
-    assert (
-        not Verification((found,)).relative_error
-        != Verification((found,)).relative_error
-    )
+    assert content["agrees"] is sample.agrees
+    assert tuple(content["lowered"].values()) == sample.counts_of_lowered
+    assert tuple(content["eager"].values()) == sample.counts_of_eager
+
+    verdict = "agrees" if sample.agrees else "differs"
+    assert re.findall("agrees|differs", str(found)) == [verdict]
+
+    names = ("NaN", "inf", "-inf")
+    for count, name in zip(sample.counts_of_lowered, names, strict=True):
+        if count:
+            assert f"{count} {name}" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +111,7 @@ def test_outputs_without_finite_elements_are_named(values, text):
     assert str(compare("output_0", values, values)).endswith(text)
 
 
-def test_the_run_without_a_finite_element_is_the_worst():
+def test_a_run_without_finite_elements_is_the_worst():
     runs = [
         Verification((compare("output_0", v, v),))
         for v in (as_tensor(1, 2), as_tensor(NAN, NAN), as_tensor(3, 4))
@@ -109,17 +119,19 @@ def test_the_run_without_a_finite_element_is_the_worst():
     assert Verification.worst_of(runs).has_only_non_finite
 
 
-@pytest.mark.parametrize("tolerance", [0.5, 1e-9])
-def test_the_verdict_is_that_of_the_given_tolerance(tolerance):
-    found = Verification(
-        (compare("output_0", as_tensor(1.0001), as_tensor(1)),)
-    ).within(tolerance)
-    agrees = tolerance == 0.5
+@pytest.mark.parametrize(("tolerance", "agrees"), [(0.5, True), (1e-9, False)])
+def test_the_given_tolerance_decides_the_verdict(tolerance, agrees):
+    output = compare("output_0", as_tensor(1.0001), as_tensor(1))
+    found = Verification((output,)).within(tolerance)
+
+    content = found.to_json()
     assert found.agrees() is agrees
-    assert (
-        found.to_json()["agrees"] is found.to_json()["outputs"][0]["agrees"] is agrees
-    )
-    assert ("differs, by more than 1e-09" in str(found)) is not agrees
+    assert content["agrees"] is agrees
+    assert content["outputs"][0]["agrees"] is agrees
+    if agrees:
+        assert "differs" not in str(found)
+    else:
+        assert "differs, by more than 1e-09" in str(found)
 
 
 class Root(torch.nn.Module):
@@ -142,16 +154,20 @@ def test_verify_counts_NaN_of_a_model():
 def test_verify_computes_eager_once():
     calls = []
 
-    class Wrong(torch.nn.Module):
+    class Changing(torch.nn.Module):
+        """Exported as argmax. Later calls compute argmin."""
+
         def forward(self, x):
             calls.append(x)
             return x.argmax() if len(calls) == 1 else x.argmin()
 
-    lowered = delegraph.lower(Wrong(), (torch.tensor([1.0, 2.0]),), backends=[])
-    calls.append(None)
-    found = lowered.verify(torch.tensor([1.0, 2.0]))
+    x = torch.tensor([1.0, 2.0])
+    lowered = delegraph.lower(Changing(), (x,), backends=[])
+    assert len(calls) == 1, "of the export"
+
+    found = lowered.verify(x)
     assert not found.agrees()
-    assert len(calls) == 3
+    assert len(calls) == 2
 
 
 MODEL = """
@@ -177,21 +193,23 @@ def test_lower_shows_NaN_in_each_report(model, tmp_path, capsys):
     }
     flags = [flag for path in forms.values() for flag in ("--report", str(path))]
     assert main(["lower", model, "--host-only", "--verify", *flags]) == 0
+
     text = "6 NaN of 6 elements on both sides"
     assert text in capsys.readouterr().out
     assert text in forms[".txt"].read_text()
     assert text in forms[".html"].read_text()
+
     root, _ = json.loads(forms[".json"].read_text())["verification"]["outputs"]
     assert root["lowered"]["nan"] == root["eager"]["nan"] == 6
     assert root["agrees"]
 
 
-def test_the_command_that_compares_operators_names_NaN(model, capsys):
+def test_accuracy_shows_NaN(model, capsys):
     assert main(["accuracy", model, "--backend", "tosa"]) == 0
     assert "6 NaN of 6 elements on both sides" in capsys.readouterr().out
 
 
-def test_compare_names_results_that_are_not_finite():
+def test_compare_marks_results_that_are_not_finite():
     found = compare_backends(Root(), (NEGATIVE,), backends=["tosa"])
     assert "(not finite)" in str(found)
     assert all(
@@ -201,18 +219,9 @@ def test_compare_names_results_that_are_not_finite():
     )
 
 
-def test_a_matrix_names_results_that_are_not_finite(model, tmp_path, capsys):
-    table = [
-        "matrix",
-        model,
-        "--backends",
-        "tosa",
-        "--runs",
-        "0",
-        "--store",
-        str(tmp_path / "store"),
-    ]
-    main(table)
+def test_matrix_marks_results_that_are_not_finite(model, tmp_path, capsys):
+    store = str(tmp_path / "store")
+    main(["matrix", model, "--backends", "tosa", "--runs", "0", "--store", store])
     assert "no finite output" in capsys.readouterr().out
 
 
@@ -226,7 +235,7 @@ def model():
 """
 
 
-def test_a_failed_verification_names_the_command_that_explains_it(
+def test_a_failed_verification_names_the_accuracy_command(
     tmp_path, capsys, monkeypatch
 ):
     path = tmp_path / "tied model.py"
@@ -237,24 +246,14 @@ def test_a_failed_verification_names_the_command_that_explains_it(
         delegraph.LoweredProgram, "_run_here", lambda *args: 1 - run_here(*args)
     )
     assert main(["lower", str(path), "--host-only", "--verify"]) == 1
+
     stderr = capsys.readouterr().err
     assert f"delegraph accuracy '{path}'" in stderr
     assert "--ties" in stderr
-    assert (
-        main(
-            [
-                "lower",
-                str(path),
-                "--backend",
-                "tosa",
-                "--option",
-                "tosa.spec=TOSA-1.0+FP",
-                "--verify",
-            ]
-        )
-        == 1
-    )
-    assert "--backend tosa --option tosa.spec=TOSA-1.0+FP" in capsys.readouterr().err
+
+    flags = ["--backend", "tosa", "--option", "tosa.spec=TOSA-1.0+FP"]
+    assert main(["lower", str(path), *flags, "--verify"]) == 1
+    assert " ".join(flags) in capsys.readouterr().err
 
 
 def test_verify_ties_accepts_results_that_verify_rejects(monkeypatch):
@@ -271,5 +270,6 @@ def test_verify_ties_accepts_results_that_verify_rejects(monkeypatch):
     monkeypatch.setattr(
         delegraph.LoweredProgram, "_run_here", lambda *args: 1 - run_here(*args)
     )
+
     assert not lowered.verify(x).agrees()
     assert verify_ties(lowered, x).agrees()

@@ -1,6 +1,4 @@
-"""A refusal names the user's module and line, also where torch's own code makes the
-call.
-"""
+"""Refusals name the module and line of the user, also for calls made by torch's code."""
 
 import json
 
@@ -82,7 +80,7 @@ def test_a_call_of_the_model_itself_names_its_function():
     )
 
 
-def test_json_has_the_module():
+def test_json_names_the_module():
     report = lower(SEQUENTIAL).report.to_json()
     (cause,) = report["causes"]
     assert cause["source"]["module"] == "1 (FractionalMaxPool2d)"

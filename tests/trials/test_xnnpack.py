@@ -1,4 +1,4 @@
-"""XNNPACK by way of ExecuTorch: results, delegates, and files that both runtimes load."""
+"""XNNPACK through ExecuTorch: results, delegates, and files for both runtimes."""
 
 import delegraph
 import pytest
@@ -23,7 +23,7 @@ with quietly():
 
 
 class Program(nn.Module):
-    """A function of the module and its inputs, with layers by name."""
+    """Calls a function with the module, which has the given layers, and its inputs."""
 
     def __init__(self, function, **layers):
         super().__init__()
@@ -36,7 +36,7 @@ class Program(nn.Module):
 
 
 def with_statistics(norm):
-    """A batch norm with statistics that are not those of a new one."""
+    """Return a batch norm with random statistics."""
     if norm.affine:
         nn.init.normal_(norm.weight)
         nn.init.normal_(norm.bias)
@@ -50,7 +50,7 @@ def as_list(result):
 
 
 def assert_program_and_file_give(program, expected, inputs, path, tolerance):
-    """The lowered program, and its file in both runtimes, give what is expected."""
+    """Compare the lowered program, and its file in both runtimes, with ``expected``."""
     torch.manual_seed(1)
     wanted = as_list(expected(*inputs))
     torch.testing.assert_close(
@@ -181,7 +181,7 @@ NORM_ROWS = {
 
 
 @pytest.mark.parametrize(("make", "shapes"), NORM_ROWS.values(), ids=NORM_ROWS)
-def test_layers_that_several_batch_norms_share(make, shapes, tmp_path):
+def test_layers_shared_by_batch_norms_equal_eager(make, shapes, tmp_path):
     torch.manual_seed(0)
     module = make().eval()
     inputs = tuple(map(torch.randn, shapes))
@@ -192,7 +192,7 @@ def test_layers_that_several_batch_norms_share(make, shapes, tmp_path):
 
 
 def quantize_for_xnnpack(module, inputs, **config):
-    """The program after ExecuTorch's quantizer for XNNPACK."""
+    """Quantize a program with ExecuTorch's quantizer for XNNPACK."""
     module = torch.export.export(module.eval(), inputs).module()
     prepared = prepare_pt2e(
         module,
@@ -214,13 +214,14 @@ DYNAMIC_ROWS = {
 
 
 @pytest.mark.parametrize(("make", "shape"), DYNAMIC_ROWS.values(), ids=DYNAMIC_ROWS)
-def test_dynamically_quantized_weights_by_channel(make, shape, tmp_path):
+def test_dynamically_quantized_layers_equal_eager(make, shape, tmp_path):
     torch.manual_seed(0)
     inputs = (torch.randn(shape),)
     exported = quantize_for_xnnpack(
         make(), inputs, is_per_channel=True, is_dynamic=True
     )
     program = delegraph.lower(exported, backends=["xnnpack"])
+
     assert len(program.delegates) == 1
     assert program.report.host_operators == 0
     assert_program_and_file_give(program, exported.module(), inputs, tmp_path, 0.02)
@@ -244,7 +245,7 @@ LOADABLE_ROWS = {
 
 
 @pytest.mark.parametrize(("make", "shape"), LOADABLE_ROWS.values(), ids=LOADABLE_ROWS)
-def test_programs_of_the_quantizer_of_tosa_load(make, shape, tmp_path):
+def test_programs_quantized_for_tosa_load(make, shape, tmp_path):
     tosa = pytest.importorskip("delegraph_tosa.quantizer")
     torch.manual_seed(0)
     inputs = (torch.randn(shape),)
@@ -254,11 +255,12 @@ def test_programs_of_the_quantizer_of_tosa_load(make, shape, tmp_path):
     prepared(*inputs)
     exported = torch.export.export(convert_pt2e(prepared), inputs)
     program = delegraph.lower(exported, backends=["xnnpack"])
+
     assert_program_and_file_give(program, exported.module(), inputs, tmp_path, 0.05)
 
 
 def test_a_part_of_a_quantized_group_computes_right_values(tmp_path, monkeypatch):
-    """The partition of relu, quantize and dequantize is divided after the relu."""
+    """The partition of relu, quantize and dequantize is divided after relu."""
     tosa = pytest.importorskip("delegraph_tosa.quantizer")
     monkeypatch.setattr(
         find_failing_part,
@@ -273,6 +275,7 @@ def test_a_part_of_a_quantized_group_computes_right_values(tmp_path, monkeypatch
     prepared(*inputs)
     quantized = torch.export.export(convert_pt2e(prepared), inputs)
     program = delegraph.lower(quantized, backends=["xnnpack"])
+
     assert "compiles only as" in str(program.report)
     assert_program_and_file_give(program, quantized.module(), inputs, tmp_path, 1e-3)
 
@@ -293,6 +296,7 @@ def test_a_float_convolution_before_a_quantize_is_delegated(make, tmp_path):
     )
     inputs = (torch.randn(1, 3, 8),)
     program = delegraph.lower(module.eval(), inputs, backends=["xnnpack"])
+
     assert len(program.delegates) == 1
     assert program.report.host_operators == 1
     # a result in the middle between two integers may be rounded to either
@@ -347,5 +351,6 @@ def test_a_quantized_linear_layer_of_a_cell_is_delegated(tmp_path):
         Cell(nn.GRUCell(4, 8), 1), inputs, is_per_channel=True
     )
     program = delegraph.lower(exported, backends=["xnnpack"])
+
     assert len(program.delegates) <= 2
     assert_program_and_file_give(program, exported.module(), inputs, tmp_path, 0.05)
