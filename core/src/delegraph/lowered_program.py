@@ -126,12 +126,12 @@ class LoweredProgram(MethodPrograms):
         return in_core_aten(self.exported_program(name), keep)
 
     def whole_delegate(self) -> DelegateInfo:
-        """Return the only delegate, with all inputs and outputs of its method in order.
+        """Return the only delegate, for a file of the backend that holds the whole program.
 
-        The program must have exactly one delegate. If the delegate has other inputs or
-        outputs than its method, the first call compiles the delegate again, and keeps
-        the result. Raises InputError if a file of one delegate cannot have the program,
-        for example because the host writes a buffer.
+        Its inputs and outputs are those of its method, in order. If the compiled
+        delegate has others, the first call compiles it again, and keeps the result.
+        Raises InputError if the delegate alone cannot do the work of the program, for
+        example because the host writes a buffer. There must be exactly one delegate.
         """
         if self._whole is None:
             (delegate,) = self.delegates

@@ -205,3 +205,58 @@ def test_the_note_names_the_line_of_the_user():
     )
     with pytest.warns(DelegraphWarning, match=rf"log \({Path(__file__).name}:{line}\)"):
         delegraph.quantize(log_mel(), sounds(8), backend="tosa")
+
+
+class Integrator(nn.Module):
+    """A recurrent layer that sums up small inputs, and a layer over its last state."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.RNN(4, 4, batch_first=True)
+        self.head = nn.Linear(4, 2)
+        with torch.no_grad():
+            self.rnn.weight_ih_l0.copy_(0.003 * torch.eye(4))
+            self.rnn.weight_hh_l0.copy_(0.999 * torch.eye(4))
+            self.rnn.bias_ih_l0.zero_()
+            self.rnn.bias_hh_l0.zero_()
+
+    def forward(self, x):
+        _, last = self.rnn(x)
+        return self.head(last[0])
+
+
+def drifts(count):
+    """Return inputs whose sums over 32 steps differ."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(count, 1, 1, 4, generator=generator)
+    return [(mean + torch.randn(1, 32, 4, generator=generator),) for mean in means]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_that_integers_ruin_stays_in_floats(backend):
+    torch.manual_seed(0)
+    model = Integrator().eval().requires_grad_(False)
+    with pytest.warns(DelegraphWarning, match=r"which stay in floats: rnn[;, ]"):
+        quantized = delegraph.quantize(model, drifts(8), backend=backend)
+    lowered = delegraph.lower(quantized, backends=[backend])
+    integers = delegraph.quantize(model, drifts(8), backend=backend, floats=[])
+    inputs = torch.cat([x for (x,) in drifts(4)])[:, None]
+    expected = torch.cat([model(x) for x in inputs])
+    assert ratio(torch.cat([lowered(x) for x in inputs]), expected) > 20
+    errors = [integers.module()(x) - model(x) for x in inputs]
+    errors_in_floats = [lowered(x) - model(x) for x in inputs]
+    assert torch.cat(errors_in_floats).norm() < torch.cat(errors).norm() / 2
+
+
+def test_a_recurrent_layer_of_few_steps_stays_in_integers():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(4, 8, batch_first=True)
+
+        def forward(self, x):
+            return self.gru(x)[0]
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(1, 4, 4),) for _ in range(4)]
+    quantize_quietly(Net().eval(), batches, backend="tosa")

@@ -7,7 +7,7 @@ delegraph calls a plugin's code only inside of ``with PluginCall(...)``, or thro
     with PluginCall(runtime, "delegate", where, nodes, registry):
         results = delegate(*args)
 
-Only the call of the plugin belongs inside: an error that delegraph raises there would
+The registry knows which distribution owns an object of a plugin. Only the call of the plugin belongs inside: an error that delegraph raises there would
 get the name of the plugin. Checks of the plugin's result come after the block.
 """
 
@@ -199,9 +199,7 @@ def _node_argument(error: BaseException) -> Any:
 
 @contextmanager
 def using_registry(registry: Owners) -> Iterator[None]:
-    """A block in which a ``PluginCall`` without a registry of its own uses
-    ``registry``.
-    """
+    """A block in which ``registry`` is that of each ``PluginCall`` without one."""
     token = _registry.set(registry)
     try:
         yield

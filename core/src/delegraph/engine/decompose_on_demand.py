@@ -240,9 +240,8 @@ class Decomposer:
     def _kept_by(self, program: ExportedProgram, partitioner: Partitioner) -> _Kept:
         """Return the calls and operators that one partitioner keeps.
 
-        A partitioner without a support check lists operators. A support check begins
-        with ``program``, and is asked about each call. For it, the operators are
-        ``LINEAR``.
+        A partitioner without a support check lists its operators. A support check does
+        not: it gets the program, and then answers for each call.
         """
         support = support_of(partitioner)
         work = PluginCall(partitioner, "support check")
@@ -266,6 +265,7 @@ class Decomposer:
         # ``keeps`` remembers the answers
         for node in _calls(program):
             keeps(node)
+        # traces keep ``linear``, so that the check is asked about it
         return _Kept(keeps, LINEAR)
 
     def _guarded(self, partitioner: Partitioner, keeps: Keeps) -> Keeps:

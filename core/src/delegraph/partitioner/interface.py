@@ -238,8 +238,8 @@ class Partitioner(ABC):
     ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         """Return the operators that this backend wants whole, and a filter of nodes.
 
-        The filter returns whether a node of these operators is wanted whole. None wants
-        all of these nodes whole. By default, no operator is wanted whole.
+        The filter returns whether a node of these operators is wanted whole. Without a
+        filter (``None``), each of them is. By default, no operator is wanted whole.
         """
         return [], None
 

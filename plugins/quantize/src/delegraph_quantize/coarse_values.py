@@ -15,7 +15,6 @@ always stay in floats. In integers, large probabilities become equal and lose th
 from __future__ import annotations
 
 import copy
-import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +28,9 @@ from torch.utils import _pytree as pytree
 
 from .calibration import Batch
 from .float_calls import CallPlace, layer_of
-from .sensitivity import Rounder, round_as_observed, without_rounding
+from .recurrent_layers import recurrent_layers
+from .sensitivity import Rounder, without_rounding
+from .signal_to_noise import is_ruined, signal_to_noise
 from .unscaled import observed
 
 MAGNIFYING = set(
@@ -52,16 +53,6 @@ SCORING = {
 """Operators that turn the results of a layer into scores."""
 MOVING = {"cat", "clone", "contiguous", "flatten", "index_select", "reshape", "stack"}
 """Operators between scores and a sort; so are views."""
-LEAST_SNR = 20.0
-"""The signal-to-noise ratio, in dB, of a result that is of use.
-
-Usual layers in int8 have 25 to 45 dB.
-"""
-SHARE = 0.25
-"""The share of batches with a lower ratio from which on a value is too coarse.
-
-Energies add up: in the mean over all batches, loud ones would hide silent ones.
-"""
 MOST_BATCHES = 16
 
 
@@ -98,7 +89,9 @@ class SampleOfBatches:
     def __init__(self, exported: ExportedProgram) -> None:
         self.kept: list[Batch] = []
         self._step = 1
-        self._is_needed = any(map(_magnifies, exported.graph.nodes))
+        self._is_needed = bool(recurrent_layers(exported)) or any(
+            map(_magnifies, exported.graph.nodes)
+        )
 
     def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield each batch; keep a copy of every ``_step``-th one."""
@@ -193,8 +186,7 @@ class _Search:
         measured = self.pending
         self.pending = {}
         for rounder, ratios in measured.items():
-            ratio = sorted(ratios)[int(SHARE * (len(ratios) - 1))]
-            if ratio < LEAST_SNR:
+            if is_ruined(ratios):
                 maker = observed(rounder)
                 nodes = [*reversed(_path(rounder, self.call)), maker]
                 self.makers.update(dict.fromkeys(nodes))
@@ -254,8 +246,7 @@ class _Values(Interpreter):
 
     def snr(self, rounder: Node, path: Sequence[Node]) -> float:
         """Return the ratio in dB at the end of a path if its start alone is rounded."""
-        observer: Any = self.fetch_attr(str(rounder.target)).observer
-        rounded, _ = round_as_observed(self._values[rounder], observer)
+        rounded, _ = self.fetch_attr(str(rounder.target)).round(self._values[rounder])
         values = {rounder: rounded}
         for node in path:
             operands = {n: values.get(n, self._values[n]) for n in node.all_input_nodes}
@@ -263,28 +254,12 @@ class _Values(Interpreter):
                 Node, _copy(operands).__getitem__, (node.args, node.kwargs)
             )
             values[node] = getattr(self, node.op)(node.target, args, kwargs)
-        return _snr(values[path[-1]], self._values[path[-1]])
+        return signal_to_noise(values[path[-1]], self._values[path[-1]])
 
 
 def _copy(value: Any) -> Any:
     """Return a copy of a value, which a call may write."""
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, value)
-
-
-def _snr(got: torch.Tensor, floats: torch.Tensor) -> float:
-    """Return the ratio, in dB, of the variance in floats to the mean squared error.
-
-    Elements that are not finite in floats are left out.
-    """
-    finite = floats.isfinite()
-    expected = floats[finite].double()
-    error = float((got[finite].double() - expected).square().sum())
-    if error == 0 or len(expected) == 0:
-        return math.inf
-    signal = float((expected - expected.mean()).square().sum())
-    if signal == 0 or not math.isfinite(error):
-        return -math.inf
-    return 10 * math.log10(signal / error)
 
 
 def _makers_of_scores(sort: Node) -> list[Node]:

@@ -51,6 +51,7 @@ from .float_calls import (
     select,
 )
 from .integers import NumbersOfIntegers, leave_integers
+from .recurrent_layers import coarse_layers
 from .unscaled import Unscaled, bodies
 from .varied import CalibrationInputs
 
@@ -156,22 +157,27 @@ class _Choice(NamedTuple):
 
 def _choose_floats(calibrated: Calibrated) -> _Choice:
     """Choose the calls for which integers are too coarse."""
-    coarse = coarse_calls(calibrated.module, calibrated.sample)
-    if not coarse:
-        return _Choice(set(), [])
-    names = set[str]().union(*(call.in_floats for call in coarse))
+    module = calibrated.module
+    layers = coarse_layers(module, calibrated.exported, calibrated.sample)
+    names = set[str]().union(*(layer.in_floats for layer in layers))
     places = call_places(calibrated.exported)
-    described = "; ".join(call.describe(places) for call in coarse)
+    described = [layer.describe() for layer in layers]
+    for call in coarse_calls(module, calibrated.sample):
+        if call.name not in names:
+            names |= call.in_floats
+            described.append(call.describe(places))
+    if not names:
+        return _Choice(set(), [])
     text = "integers are too coarse for these calls, which stay in floats"
-    in_floats = calls_in_floats(calibrated.module, calibrated.exported, names)
-    if not is_any_quantized(calibrated.module, in_floats):
+    in_floats = calls_in_floats(module, calibrated.exported, names)
+    if not is_any_quantized(module, in_floats):
         names = set()
         text = (
             "integers are too coarse for these calls, which are quantized because the"
             " program has no others"
         )
     hint = "; floats=[] quantizes them" if names else ""
-    return _Choice(names, [f"{text}: {described}{hint}"])
+    return _Choice(names, [f"{text}: {'; '.join(described)}{hint}"])
 
 
 def calibrate_program(

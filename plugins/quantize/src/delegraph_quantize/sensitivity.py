@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -107,7 +108,7 @@ def tensor_losses(
         expected = outputs()
         for tensor in tensors:
             rounders = [module.get_submodule(str(o.target)) for o in tensor.observers]
-            with _Rounding(rounders) as rounding:
+            with Rounding(rounders) as rounding:
                 noise = _noise(outputs(), expected)
             calls = _calls_around(tensor)
             if calls and rounding.seen:
@@ -170,19 +171,38 @@ def _is_output(tensor: _Observed) -> bool:
 
 
 class Rounder(torch.nn.Module):
-    """Replaces an observer: passes values on, and rounds them in a ``_Rounding``."""
+    """Replaces an observer: passes values on, and rounds them in a ``Rounding``."""
 
     def __init__(self, observer: Any) -> None:
         super().__init__()
         self.observer = observer
-        self.rounding: _Rounding | None = None
+        self.rounding: Rounding | None = None
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         if self.rounding is None:
             return value
-        rounded, integers = round_as_observed(value, self.observer)
+        rounded, integers = self.round(value)
         self.rounding.record(value, rounded, integers)
         return rounded
+
+    @cached_property
+    def _scale_and_zero_point(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scale and the zero point, for which an observer may search long."""
+        scale, zero_point = self.observer.calculate_qparams()
+        return scale.float(), zero_point.float()
+
+    def round(self, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a value as the observer's integers represent it, and the integers."""
+        axis = getattr(self.observer, "ch_axis", None)
+        shape = [1] * value.dim()
+        scale, zero_point = self._scale_and_zero_point
+        if scale.numel() > 1 and axis is not None:
+            shape[int(axis)] = -1
+        scale = scale.reshape(shape)
+        zero_point = zero_point.reshape(shape)
+        integers = (value / scale).round() + zero_point
+        integers = integers.clamp(self.observer.quant_min, self.observer.quant_max)
+        return (integers - zero_point) * scale, integers
 
 
 def without_rounding(prepared: GraphModule) -> GraphModule:
@@ -209,7 +229,7 @@ def _outputs(module: GraphModule, batch: Batch) -> list[torch.Tensor]:
     return [t.double() for t in tensors if isinstance(t, torch.Tensor)]
 
 
-class _Rounding:
+class Rounding:
     """Lets some rounders round in a ``with`` block, and describes what they rounded."""
 
     def __init__(self, rounders: Sequence[Any]) -> None:
@@ -219,7 +239,7 @@ class _Rounding:
         self.seen: list[torch.Tensor] = []
         self.integers: list[torch.Tensor] = []
 
-    def __enter__(self) -> _Rounding:
+    def __enter__(self) -> Rounding:
         for rounder in self.rounders:
             rounder.rounding = self
         return self
@@ -253,22 +273,6 @@ class _Rounding:
         _, counts = torch.unique(distinct[:, 1], return_counts=True)
         shares = counts.double() / counts.sum()
         return float(-(shares * shares.log2()).sum())
-
-
-def round_as_observed(
-    value: torch.Tensor, observer: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the value as an observer's integers represent it, and the integers."""
-    scale, zero_point = observer.calculate_qparams()
-    axis = getattr(observer, "ch_axis", None)
-    shape = [1] * value.dim()
-    if scale.numel() > 1 and axis is not None:
-        shape[int(axis)] = -1
-    scale = scale.float().reshape(shape)
-    zero_point = zero_point.float().reshape(shape)
-    integers = (value / scale).round() + zero_point
-    integers = integers.clamp(observer.quant_min, observer.quant_max)
-    return (integers - zero_point) * scale, integers
 
 
 def _noise(
