@@ -1,4 +1,4 @@
-"""The rules that every backend keeps."""
+"""The TOSA backend passes the contract tests that every backend must pass."""
 
 import pytest
 from delegraph_devkit import GATE, BackendContract
@@ -8,14 +8,14 @@ class TestTosa(BackendContract):
     backend = "tosa"
     gate = 4
 
-    @pytest.mark.slow  # a minute; test_runtime.py has a test with threads
+    @pytest.mark.slow  # takes a minute; test_runtime.py also tests threads
     def test_runtime_thread_safety(self):
         super().test_runtime_thread_safety()
 
 
 @pytest.mark.slow
 class TestTosaInteger(BackendContract):
-    """A narrower target refuses more; what it takes still compiles."""
+    """The integer profile refuses more operators; accepted ones must still compile."""
 
     backend = "tosa"
     options = {"spec": "TOSA-1.0+INT"}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""What a lowering imports: a process that lowers once waits for all of it."""
+"""Lowering imports rarely needed modules late, so that it starts quickly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pixels(torch.nn.Module):
         return image.flip(-1).float() * 2
 image = torch.arange(0, 256, 51, dtype=torch.uint8)
 of_bytes = delegraph.lower(Pixels().eval(), (image,), backends=["tosa"])
-assert of_bytes.host_operators == 0, of_bytes.report  # though nothing but its dtype asks for the rules of uint8
+assert of_bytes.host_operators == 0, of_bytes.report  # only its dtype needs the uint8 rules
 assert torch.equal(of_bytes(image), Pixels()(image))
 
 import torch.ao.quantization.fx._decomposed
@@ -61,9 +61,7 @@ assert not {"torch", "delegraph_tosa.lowering"} & set(sys.modules)
 
 
 def test_tosa_as_a_language_needs_no_torch():
-    """Neither itself nor through what it imports of delegraph: tools that only read
-    files start without it.
-    """
+    """Tools that only read TOSA files should start without importing torch."""
     completed = subprocess.run(
         [sys.executable, "-c", TORCHLESS], capture_output=True, text=True, check=False
     )
