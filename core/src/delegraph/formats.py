@@ -591,7 +591,8 @@ class DelegateFormat(ProgramFormat):
         if len(methods) > 1:
             raise InputError(
                 "input-invalid",
-                f"the file holds one method; this program has {', '.join(methods)}",
+                f"such a file can hold only one method; this program has"
+                f" {', '.join(methods)}",
                 hint="a .pte file holds all of them (delegraph-executorch)",
             )
         (delegate,) = program.delegates

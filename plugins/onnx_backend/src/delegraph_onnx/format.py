@@ -396,7 +396,9 @@ def _expect_one_file(model: onnx.ModelProto) -> None:
                     raise FormatError(
                         "format-invalid",
                         f"the constant {tensor.name!r:.40} of {node.op_type!r:.40} is"
-                        " in another file; only weights of the main graph may be",
+                        " in another file; delegraph reads only weights of the main"
+                        " graph from other files",
+                        hint="save the model with this constant inside",
                     )
 
 

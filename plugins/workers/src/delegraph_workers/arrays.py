@@ -27,7 +27,8 @@ def read_arrays(rows: Any, parts: Sequence[memoryview]) -> list[np.ndarray[Any, 
             arrays.append(flat.reshape(shape).copy())
     except (ValueError, TypeError) as e:
         raise FormatError(
-            "format-invalid", f"a message has an invalid array: {e}"
+            "format-invalid",
+            f"an array in a message of a worker process cannot be read: {e}",
         ) from e
     return arrays
 

@@ -76,7 +76,7 @@ class Compiler:
                 f"memory_limit is {memory_limit:,} bytes, but a worker itself uses up"
                 f" to {LEAST_MEMORY:,}",
                 hint=f"pass memory_limit={LEAST_MEMORY} or more, on the command line"
-                " --memory-limit 32",
+                " --memory-limit 32 (in MB)",
             )
         self.cache = choose_cache(cache, cache_remote)
         self.executor = executor

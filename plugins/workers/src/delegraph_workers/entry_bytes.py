@@ -252,7 +252,9 @@ def _blobs(rows: Sequence[Any], rest: memoryview, form: Form) -> Iterator[bytes 
             else:
                 number, first, size = row
                 if number < 0:
-                    raise ValueError(f"the number of a memory is negative: {number}")
+                    raise ValueError(
+                        f"the index of a constant's memory is negative: {number}"
+                    )
                 memory = form.memories[number]
                 _check_piece(first, size, memory.size)
                 pieces.append(_ConstantPiece(memory, first, size))

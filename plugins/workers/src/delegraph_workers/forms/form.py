@@ -148,7 +148,9 @@ def unpack(
     """
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[: len(_MAGIC)]) != _MAGIC:
-        raise FormatError("format-invalid", "these bytes are no form of a program")
+        raise FormatError(
+            "format-invalid", "the bytes do not begin as those of a program do"
+        )
     _, digest, version, structure_size, labels_size, count = _HEAD.unpack_from(view)
     if version != VERSION:
         raise FormatError(
