@@ -86,7 +86,7 @@ def _by_root(calls: Sequence[Node], root: dict[Node, Node]) -> dict[int, list[No
 
 
 def _needs(groups: Mapping[int, Sequence[Node]]) -> dict[int, set[int]]:
-    """Return key of a group -> keys of the other groups that compute its operands."""
+    """Return, for the key of each group, the keys of groups that compute its operands."""
     group_of = {node: first for first, group in groups.items() for node in group}
     needs: dict[int, set[int]] = {}
     for first, group in groups.items():

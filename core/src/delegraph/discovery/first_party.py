@@ -1,7 +1,7 @@
-"""The declarations of the core, and those of the other distributions of this project.
+"""The core's declarations of plugins, and those of our other distributions.
 
-The latter are in our_distributions.json, so that an error can name the distribution to
-install.
+The latter are in our_distributions.json, because a distribution that is not installed
+declares nothing. So an error can name the one to install.
 """
 
 from __future__ import annotations

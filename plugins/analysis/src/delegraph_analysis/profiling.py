@@ -318,7 +318,7 @@ class _Clock:
         self._since = 0.0
         """When the previous value was seen."""
         self._inside = 0.0
-        """Seconds in delegates and in ``spent`` since then."""
+        """Seconds since ``_since`` that are not the operator's: of delegates and the clock."""
         self._path: list[str] = []
         """The branches and loop bodies that are running."""
         self._unread: dict[str, Callable[[], None]] = {}

@@ -57,10 +57,10 @@ _FIELDS = (
 class ConfiguredBackend:
     """A backend with its options, and the settings of its checks.
 
-    ``gate`` is the number of operators and random programs, which are always the same.
-    Further programs are tried for ``seconds``. ``operators`` names operators to try
-    instead, with all their samples and special values. ``tolerance`` is relative to the
-    largest value of an output.
+    ``gate`` is how many operators and random programs are tried first; each run tries
+    the same ones. Further programs are tried for ``seconds``. ``operators`` names
+    operators to try instead, with all their samples and special values. ``tolerance``
+    is relative to the largest value of an output.
 
     ``example`` returns (module, inputs) that the backend accepts at least in part. A
     backend that accepts none of the small programs needs an example. ``register`` adds
@@ -119,7 +119,7 @@ class ConfiguredBackend:
 
     @cached_property
     def runtime(self) -> type[BackendRuntime] | None:
-        """Return the runtime of its blobs on this host; None if there is none."""
+        """Return the runtime for the backend's blobs on this host, or None."""
         try:
             return self.registry.runtime_for(self.name)
         except NoRuntime:

@@ -121,7 +121,10 @@ def check_fixed_inputs(
 def check_input_ranges(
     plan: ExecutionPlan, flat: Sequence[Any], names: Sequence[str]
 ) -> None:
-    """Raise InputError for integers and indices outside of the file's ranges."""
+    """Raise InputError for an input outside of the range that the file has for it.
+
+    Such inputs are integers, and tensors of indices. ``names``: of the flat inputs.
+    """
     count = len(plan.inputs)
     for k, (low, high) in input_ranges(plan.container, count).items():
         if k < len(flat):

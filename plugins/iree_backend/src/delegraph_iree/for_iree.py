@@ -3,9 +3,9 @@
 IREE 3.13 compiles some operators of TOSA wrongly, or not at all. These are written in
 other dialects here, mostly as ``linalg.generic``, a loop over elements. The cases are:
 
-IREE compares sizes that are known only at run time, and computes elementwise operators
-in branches. A branch for the size 1 gave wrong numbers. Two such sizes are equal in our
-graphs, so ``linalg.generic`` without a branch suffices.
+For sizes that are known only at run time, IREE's elementwise operators test whether to
+broadcast a size of 1, and branch. Such a branch gave wrong numbers. Two such sizes are
+equal in our graphs, so ``linalg.generic`` without a branch suffices.
 
 IREE has none of the operators that compute shapes. They become arithmetic on
 ``index``, MLIR's type for sizes.

@@ -30,7 +30,7 @@ class Weight(NamedTuple):
 
 
 def take_weights(model: ir.Model, store: NamedDataStore) -> list[Weight]:
-    """Move large initializers of ``model`` to ``store``; return them in order."""
+    """Move large initializers of ``model`` to ``store``; return them in the same order."""
     weights = []
     for name, initializer in model.graph.initializers.items():
         constant = initializer.const_value
@@ -41,6 +41,7 @@ def take_weights(model: ir.Model, store: NamedDataStore) -> list[Weight]:
         dtype = str(tensor.dtype).removeprefix("torch.")
         value = ort_value(tensor)
         weights.append(Weight(name, key, dtype, list(tensor.shape), value))
+        # a placeholder: the session gets the values beside the model
         initializer.const_value = ir.ExternalTensor(
             location=NO_FILE,
             offset=0,

@@ -357,8 +357,8 @@ class _Items:
     def suspects(self) -> list[str]:
         """Return cheap items that may matter to a task although their noise is small.
 
-        Their tensors are outputs, in which rounding makes different scores equal, or
-        keep few bits.
+        Their tensors are outputs, where rounding makes different values equal, or
+        their integers keep few bits.
         """
         chosen = list[str]()
         for loss in sorted(self.losses, key=lambda loss: loss.bits):

@@ -1,7 +1,8 @@
-"""Represent file formats of backends in other environments.
+"""Stand in for file formats of backends that are installed in other environments.
 
-``Format_SUFFIX`` is made on first use. A worker reads and writes the files, with the
-rights of this process; blobs and values of calls are sent. This applies to formats of
+The class ``Format_SUFFIX``, one for each suffix, is made on first use. A worker reads
+and writes the files, with the rights of this process. It gets the blobs, and the values
+of calls. This applies to formats of
 one delegate only. Files of whole programs may contain delegates of any backend, so
 their formats must be installed in this environment.
 """

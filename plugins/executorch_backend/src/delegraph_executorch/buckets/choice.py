@@ -1,7 +1,7 @@
 """Choose a method by the sizes of a call's inputs.
 
-A bucket has the inputs of one method. It holds a call if the call's inputs have its
-sizes, or can be padded to them.
+A program has a method for each *bucket*, a set of sizes of the inputs. A call fits a
+bucket if its inputs have these sizes, or can be padded to them.
 """
 
 from __future__ import annotations

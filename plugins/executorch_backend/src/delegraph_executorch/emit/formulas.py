@@ -559,9 +559,10 @@ def crop_and_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
 
 
 def shift(target: Any) -> Callable[..., Any]:
-    """Return a formula of ``x << n`` or ``x >> n``, which have no kernels.
+    """Return a formula for the operator of ``x << n`` or ``x >> n``.
 
-    ``target``: aten.bitwise_left_shift or aten.bitwise_right_shift, which have some.
+    The operator has no kernel. So the formula calls ``target``, which has kernels:
+    aten.bitwise_left_shift or aten.bitwise_right_shift.
     """
 
     def call(self: Tensor, other: Any) -> Any:

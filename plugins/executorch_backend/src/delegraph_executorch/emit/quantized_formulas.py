@@ -228,7 +228,10 @@ def quantize_per_token(
     quant_max: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Quantize with one scale and zero point for each row (the last axis)."""
+    """Quantize each row along the last axis with a scale and zero point of its own.
+
+    ``scales`` and ``zero_points`` have the size 1 on that axis.
+    """
     shifted = torch.round(input * (1.0 / scales) + zero_points)
     return torch.clamp(shifted, quant_min, quant_max).to(dtype)
 

@@ -69,7 +69,7 @@ class InputSizes(NamedTuple):
                 dynamic.symbol, (dynamic, (size - offset) // factor)
             )
             allowed = self._allowed_sizes(dynamic, size, value)
-            if not allowed:
+            if not allowed:  # the size is right
                 continue
             text = f"{dynamic.describe(names, size)}; the program was exported for {allowed}"
             is_multiple = (size - offset) % factor == 0

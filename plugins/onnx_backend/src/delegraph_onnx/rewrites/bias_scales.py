@@ -109,7 +109,11 @@ class _BiasWriter:
         return True
 
     def _has_integers(self, layer: QuantizedLayer) -> bool:
-        """Return whether the products of a layer are computed in integers."""
+        """Return whether the products of a layer are computed in integers.
+
+        Qualcomm's compiler does so for 8 and 16 bits. ONNX Runtime does so for 8 bits,
+        but not for transposed convolutions.
+        """
         integers = layer.of_input.inputs[0]
         dtype = None if integers is None else integers.dtype
         if layer.product.op_type == "ConvTranspose":

@@ -1,4 +1,4 @@
-"""Makes a product with a transposed matrix MATMUL_T, an operator of TOSA 1.1."""
+"""Replaces products with transposed matrices by MATMUL_T, an operator of TOSA 1.1."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def _as_matmul_t(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operato
     if not isinstance(before, TRANSPOSE) or not _swaps_last(before.perms):
         return product
     batch, depth, width = right.shape
+    # a RESHAPE between them may change the axes of batches only
     if before.outputs[0].shape[-2:] != (depth, width):
         return product
     source = merge_sources(before.source, product.source)

@@ -210,7 +210,8 @@ def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
 def _flat_index(g: Grid, places: Sequence[Value]) -> Value:
     """places [N,P] for each axis -> int32 [N,P], flat indices into an image.
 
-    Places outside of the tensor are moved to its edge; ``_weight`` is 0 for them.
+    The places are those of taps, which are whole numbers in floats. Places outside of
+    the tensor are moved to its edge; ``_weight`` is 0 for them.
     """
     t = g.t
     flat: Value | None = None

@@ -127,8 +127,8 @@ def _operands_of_one_type(t: Tosa, left: Operand, right: Operand) -> _Operands:
     For a bf16 tensor, torch computes ``x % 0.3`` with 0.3 rounded to bf16.
     """
     operands = _operands(t, left, right)
-    # the constant for the number may have set this flag, which makes the builder repeat
-    # the rule in fp32 with the exact number
+    # The constant for the number may have set this flag. It makes the builder repeat the
+    # rule in fp32 with the exact number, but torch uses the rounded one.
     t.rounded_number = False
     return operands
 

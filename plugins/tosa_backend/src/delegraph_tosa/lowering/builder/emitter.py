@@ -249,7 +249,10 @@ class Emitter:
         return self._constants[key]
 
     def _expect_computed_sizes(self, entries: Shape) -> None:
-        """Raise Unsupported if the target does not compute with sizes."""
+        """Raise Unsupported if the target cannot compute sizes at run time.
+
+        ``entries``: the sizes, for the text of the error.
+        """
         why = self.spec.why_not_sizes()
         if why is not None:
             wider = str(self.spec.with_names(frozenset({"EXT-SHAPE"})))

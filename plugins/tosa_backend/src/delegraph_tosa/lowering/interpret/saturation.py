@@ -2,9 +2,9 @@
 
 torch casts infinity to the smallest int64, which int32 cannot hold. Often no result
 depends on it: the program takes the minimum with a number, or uses the integer as an
-index only where a condition is true, as T5 does to sort distances into buckets. If
-every use of an integer treats all numbers beyond an end of a range like this end, or
-raises for them, then the floats may be clamped to this range before the cast.
+index only where a condition is true, as T5 does to sort distances into buckets. A
+cast may be clamped to a range if every use of the integer has one of two effects for a
+number beyond an end: it raises, or it gives the same result as for the end.
 """
 
 from __future__ import annotations

@@ -308,8 +308,8 @@ MIDDLES = range(-32704, 32768, 128)
 class Pointwise(Lazy):
     """A function of single elements of ``source``, which has 8 or 16 bits.
 
-    It is looked up in a TABLE. ``function`` builds it with the rules for floats. The
-    entries of the TABLE are its results for all integers, folded to a constant.
+    ``function`` emits operators of floats that compute it. They are folded for all
+    integers of ``source``, and the results are the entries of a TABLE.
     """
 
     __slots__ = ("function", "source")
@@ -414,7 +414,8 @@ class Pointwise(Lazy):
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
         """Return the same function of the moved source.
 
-        Elements may be moved before the function, because it is elementwise.
+        ``move`` reorders or reshapes the integers of the source. Elements may be moved
+        before the function, because it is elementwise.
         """
         q = move(t, self.source.q)
         source = self.source.with_integers(q)

@@ -276,9 +276,10 @@ def _inverted(operator: Operator) -> Range:
 
 
 def _bits_shifted(operator: Operator) -> Range:
-    """LOGICAL_RIGHT_SHIFT by at least one bit leaves no sign.
+    """Return the range of a LOGICAL_RIGHT_SHIFT.
 
-    The range of the type for other amounts.
+    Shifted by 1 to 31 bits, no integer is negative. For other amounts, the range is that
+    of the type.
     """
     bits, amount = operator.inputs
     fewest, most = range_of(amount)

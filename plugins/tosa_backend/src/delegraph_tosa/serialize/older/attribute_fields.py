@@ -216,9 +216,13 @@ def _attributes(
     fields: Mapping[str, Any],
     results: Sequence[Type],
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an operator, from its fields and types."""
+    """Yield the IR's attributes of an operator of 0.80, from its fields and types.
+
+    Attributes that 0.80 does not have are left out.
+    """
     for name, kind_of_value in kind.attributes.items():
         if kind_of_value == "NanMode":
+            # 0.80 has no other mode
             yield name, NanMode.PROPAGATE
         elif kind_of_value == "RoundingMode":
             is_double = fields["double_round"]
