@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache, cached_property, wraps
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -385,14 +385,8 @@ def uncompiled(function: Function) -> Function:
     Without this, Dynamo would trace code that reads tables and runs engines. A call
     while torch.export traces raises InputError.
     """
-
-    @cache
-    def disabled() -> Callable[..., Any]:
-        """Return ``function`` in a wrapper that keeps Dynamo from compiling the
-        functions that ``function`` calls.
-        """
-        wrapped: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-        return wrapped
+    # a list and no cache: Dynamo warns of functions with a cache
+    disabled: list[Callable[..., Any]] = []
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -407,7 +401,10 @@ def uncompiled(function: Function) -> Function:
             )
         # without Dynamo nothing is compiled; importing it takes more than a second
         if "torch._dynamo" in sys.modules:
-            return disabled()(*args, **kwargs)
+            if not disabled:
+                # keeps Dynamo from compiling the functions that ``function`` calls
+                disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+            return disabled[0](*args, **kwargs)
         return function(*args, **kwargs)
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # Dynamo's mark: do not trace this function
