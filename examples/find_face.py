@@ -5,7 +5,7 @@
 
 facenet-pytorch has the weights, scikit-image the pictures. P-Net looks at squares of 12
 pixels and gives each the probability of a face. The script prints the best square of
-each backend. face.html shows the picture, and the probabilities of these squares.
+each backend. face.html shows the picture and these probabilities.
 """
 
 import sys
@@ -20,13 +20,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 
-def data(package: str, name: str) -> Path:
-    """Return a file of a package, without importing the package."""
+def data_file(package: str, name: str) -> Path:
     return Path(find_spec(package).origin).parent / "data" / name
 
 
 def picture(name: str) -> Tensor:
-    image = Image.open(data("skimage", name)).convert("RGB").resize((64, 64))
+    image = Image.open(data_file("skimage", name)).convert("RGB").resize((64, 64))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
     return (pixels.contiguous() - 127.5) / 128
 
@@ -34,7 +33,7 @@ def picture(name: str) -> Tensor:
 convolutions = [nn.Conv2d(3, 10, 3), nn.PReLU(10), nn.MaxPool2d(2, ceil_mode=True)]
 convolutions += [nn.Conv2d(10, 16, 3), nn.PReLU(16), nn.Conv2d(16, 32, 3), nn.PReLU(32)]
 model = nn.Sequential(*convolutions, nn.Conv2d(32, 2, 1), nn.Softmax(1)).eval()
-weights = torch.load(data("facenet_pytorch", "pnet.pt"), weights_only=True)
+weights = torch.load(data_file("facenet_pytorch", "pnet.pt"), weights_only=True)
 # the last weights refine the position of the square, which this example leaves out
 model.load_state_dict(dict(zip(model.state_dict(), weights.values(), strict=False)))
 astronaut = picture("astronaut.png")
@@ -44,14 +43,11 @@ programs = {}
 for backend in ("tosa", "xnnpack", "ethosu"):
     # without the chip, this computer runs the TOSA file of the NPU's program
     options = {"ethosu": {"keep_tosa": True}} if backend == "ethosu" else {}
-    program = delegraph.lower(quantized, backends=[backend], options=options)
-    faces = program(astronaut)[0, 1]
+    programs[backend] = delegraph.lower(quantized, backends=[backend], options=options)
+    faces = programs[backend](astronaut)[0, 1]
     row, column = divmod(int(faces.argmax()), faces.shape[1])
     # a step is 2 pixels of 64; the picture has 512
-    print(
-        f"{backend}: a face {16 * column} pixels from the left, {16 * row} from the top"
-    )
-    programs[backend] = program
+    print(f"{backend}: a face at x = {16 * column}, y = {16 * row}")
 
 
 def probability_of_face(outputs: Tensor, label: Tensor) -> float:

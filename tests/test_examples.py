@@ -118,7 +118,7 @@ def test_backends_find_the_same_face_and_the_page_shows_it(tmp_path):
     page = tmp_path / "face.html"
     output = run_trained("find_face.py", ("facenet_pytorch", "skimage"), str(page))
     for backend in ("tosa", "xnnpack", "ethosu"):
-        found = f"{backend}: a face 160 pixels from the left, 64 from the top"
+        found = f"{backend}: a face at x = 160, y = 64"
         assert found in output
     assert "data:image/png" in page.read_text("utf-8")
 

@@ -248,6 +248,41 @@ def test_a_state_that_integers_ruin_stays_in_floats(backend):
     assert torch.cat(errors_in_floats).norm() < torch.cat(errors).norm() / 2
 
 
+def test_calls_before_a_coarse_call_in_a_layer_in_floats_are_not_named():
+    class LogOfIntegrator(Integrator):
+        def forward(self, x):
+            _, last = self.rnn(x)
+            return torch.log(last[0].abs() + 1e-6), self.head(last[0])
+
+    torch.manual_seed(0)
+    model = LogOfIntegrator().eval().requires_grad_(False)
+    # every second batch is 100 times quieter
+    batches = [(x * 100.0 ** -(k % 2),) for k, (x,) in enumerate(drifts(8))]
+
+    with pytest.warns(DelegraphWarning, match="which stay in floats: rnn") as warned:
+        delegraph.quantize(model, batches, backend="tosa")
+
+    (note,) = [str(w.message) for w in warned if "too coarse" in str(w.message)]
+    # every state is too coarse for the logarithm, but states are not rounded any more
+    assert "log (" in note
+    assert "tanh" not in note
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_norms_of_similar_vectors_stay_in_integers(vectors):
+    class Embedding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x):
+            return nn.functional.normalize(self.layer(x))
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(vectors, 64),) for _ in range(8)]
+    quantize_quietly(Embedding().eval(), batches, backend="tosa")
+
+
 def test_a_recurrent_layer_of_few_steps_stays_in_integers():
     class Net(nn.Module):
         def __init__(self):

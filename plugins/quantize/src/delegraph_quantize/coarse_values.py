@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -105,14 +105,20 @@ class SampleOfBatches:
             yield batch
 
 
-def coarse_calls(prepared: GraphModule, batches: Sequence[Batch]) -> list[CoarseCall]:
+def coarse_calls(
+    prepared: GraphModule, batches: Sequence[Batch], in_floats: Container[str]
+) -> list[CoarseCall]:
     """Return the calls of a calibrated program that need floats, in order.
 
-    Calls in bodies of loops and branches are not judged.
+    ``in_floats``: the names of calls that stay in floats already. They are not judged,
+    and the calls before them only if another call takes their results, too. Calls in
+    bodies of loops and branches are not judged.
     """
     module = without_rounding(prepared)
     searches = [
-        _Search(call, module) for call in module.graph.nodes if _magnifies(call)
+        _Search(call, module, in_floats)
+        for call in module.graph.nodes
+        if _magnifies(call) and layer_of(call) not in in_floats
     ]
     # each round goes one value further up from the calls
     while batches and any(search.pending for search in searches):
@@ -125,7 +131,7 @@ def coarse_calls(prepared: GraphModule, batches: Sequence[Batch]) -> list[Coarse
             search.go_up()
     makers_by_call = {search.call: list(search.makers) for search in searches}
     for call in module.graph.nodes:
-        if _operator_of(call) in SORTING:
+        if _operator_of(call) in SORTING and layer_of(call) not in in_floats:
             makers_by_call[call] = _makers_of_scores(call)
     return [
         _coarse_call(call, makers)
@@ -165,10 +171,13 @@ class _Search:
     far. ``makers``: the nodes that have to compute in floats, the nearest first.
     """
 
-    def __init__(self, call: Node, module: GraphModule) -> None:
+    def __init__(
+        self, call: Node, module: GraphModule, in_floats: Container[str]
+    ) -> None:
         self.call = call
         self.makers: dict[Node, None] = {}
         self._module = module
+        self._in_floats = in_floats
         self._seen: set[Node] = set()
         self.pending: dict[Node, list[float]] = {}
         self._add_before(call)
@@ -193,7 +202,13 @@ class _Search:
                 self._add_before(maker)
 
     def _add_before(self, node: Node) -> None:
-        """Add the nearest rounders before a node, except those of constants."""
+        """Add the nearest rounders before a node, except those of constants.
+
+        Nothing is added before calls that stay in floats already: their operands are
+        not rounded.
+        """
+        if layer_of(node) in self._in_floats:
+            return
         waiting = [*node.all_input_nodes]
         while waiting:
             before = waiting.pop()
@@ -201,7 +216,8 @@ class _Search:
                 continue
             self._seen.add(before)
             if before.op != "call_module":
-                waiting += before.all_input_nodes
+                if layer_of(before) not in self._in_floats:
+                    waiting += before.all_input_nodes
                 continue
             # the other modules are those that ``without_rounding`` puts for biases
             is_rounder = isinstance(

@@ -162,10 +162,9 @@ def _choose_floats(calibrated: Calibrated) -> _Choice:
     names = set[str]().union(*(layer.in_floats for layer in layers))
     places = call_places(calibrated.exported)
     described = [layer.describe() for layer in layers]
-    for call in coarse_calls(module, calibrated.sample):
-        if call.name not in names:
-            names |= call.in_floats
-            described.append(call.describe(places))
+    for call in coarse_calls(module, calibrated.sample, frozenset(names)):
+        names |= call.in_floats
+        described.append(call.describe(places))
     if not names:
         return _Choice(set(), [])
     text = "integers are too coarse for these calls, which stay in floats"

@@ -27,6 +27,8 @@ def is_ruined(ratios: Sequence[float]) -> bool:
 def signal_to_noise(got: torch.Tensor, floats: torch.Tensor) -> float:
     """Return the ratio, in dB, of the variance in floats to the mean squared error.
 
+    The variance of the norms of two similar vectors is almost zero, which says nothing
+    about their errors. So with one element a sample, the mean square takes its place.
     Elements that are not finite in floats are left out.
     """
     finite = floats.isfinite()
@@ -34,7 +36,10 @@ def signal_to_noise(got: torch.Tensor, floats: torch.Tensor) -> float:
     error = float((got[finite].double() - expected).square().sum())
     if error == 0 or len(expected) == 0:
         return math.inf
-    signal = float((expected - expected.mean()).square().sum())
+    samples = floats.shape[0] if floats.dim() else 1
+    has_one_a_sample = floats.numel() == samples
+    offset = 0 if has_one_a_sample else expected.mean()
+    signal = float((expected - offset).square().sum())
     if signal == 0 or not math.isfinite(error):
         return -math.inf
     return 10 * math.log10(signal / error)
