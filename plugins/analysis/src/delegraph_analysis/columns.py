@@ -275,7 +275,7 @@ class _MethodColumns:
         return columns
 
     def _delegates(self) -> NodeData:
-        """Return the column of places: the delegate, or ``host``."""
+        """Return the column that tells where each operator runs: delegate or host."""
         backends = list(dict.fromkeys(row.backend for row in self.rows.values()))
         colors: dict[float | str, str] = {}
         for row in self.rows.values():

@@ -100,7 +100,8 @@ def _add_provider(options: ort.SessionOptions, settings: Settings) -> None:
             f"the execution provider {settings.ep!r} finds no device on this machine",
         )
     if settings.ep == "qnn":
-        # by default, the CPU quantizes the inputs, and dequantizes the results
+        # the NPU quantizes inputs and dequantizes results, which QNN leaves to the CPU
+        # without this option
         chosen.setdefault("offload_graph_io_quantization", "0")
         if "backend_type" not in chosen:
             chosen["backend_path"] = package.get_qnn_htp_path()

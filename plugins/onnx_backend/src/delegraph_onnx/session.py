@@ -168,7 +168,10 @@ class _Output(NamedTuple):
 
     @classmethod
     def of(cls, name: str, dtype: str, sizes: tuple[int, ...]) -> _Output:
-        """Return the output with a type of the signature."""
+        """Return the output for its declaration in the signature of the delegate.
+
+        ``dtype`` is the name of a torch dtype, or that of a Python number.
+        """
         kind = NUMBER_DTYPES.get(dtype) or getattr(torch, dtype)
         is_known = all(size > 0 for size in sizes)
         return cls(

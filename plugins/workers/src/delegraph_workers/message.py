@@ -24,6 +24,7 @@ Answer = tuple[dict[str, Any], list[bytes]]
 _MAGIC = b"delegraph message"
 # magic, protocol, SHA-256 of the bytes after the digest, size of the header
 _HEAD = struct.Struct("<17sB32sQ")
+_END_OF_DIGEST = struct.calcsize("<17sB32s")
 
 
 def pack(header: dict[str, Any], parts: Iterable[bytes] = ()) -> bytes:
@@ -43,7 +44,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
     Raises FormatError if it is damaged, or has another protocol.
     """
     view = memoryview(data)
-    if len(view) < _HEAD.size or bytes(view[:17]) != _MAGIC:
+    if len(view) < _HEAD.size or bytes(view[: len(_MAGIC)]) != _MAGIC:
         raise FormatError("format-invalid", "these bytes are no message of a worker")
     _, protocol, digest, size = _HEAD.unpack_from(view)
     if protocol != PROTOCOL:
@@ -53,7 +54,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
             f" {PROTOCOL}",
             hint="install the same delegraph-workers in both environments",
         )
-    if hashlib.sha256(view[50:]).digest() != digest:
+    if hashlib.sha256(view[_END_OF_DIGEST:]).digest() != digest:
         raise FormatError(
             "format-invalid", "a message of a worker is truncated or damaged"
         )

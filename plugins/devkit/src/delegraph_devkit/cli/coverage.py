@@ -53,6 +53,7 @@ class Coverage:
             from ..coverage import as_markdown, support_of
             from ..opinfo import require_operators
 
+            # raise for unknown names before the long check
             delegraph.get_backend(args.backend)
             require_operators(args.operator)
             backend = ConfiguredBackend(

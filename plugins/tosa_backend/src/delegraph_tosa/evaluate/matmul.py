@@ -27,15 +27,15 @@ def accumulator(left: Array, right: Array, terms: int) -> np.dtype[Any]:
     """
     if left.dtype.kind == "f":
         return np.dtype(np.float32)
-    largest_sum = _magnitude(left) * _magnitude(right) * terms
+    largest_sum = _largest_difference(left) * _largest_difference(right) * terms
     for dtype, largest_exact in _EXACT.items():
         if largest_sum <= largest_exact:
             return dtype
     return np.dtype(np.int64)
 
 
-def _magnitude(x: Array) -> int:
-    """Return a bound of abs(x - zero point), both of the type of ``x``."""
+def _largest_difference(x: Array) -> int:
+    """Return the largest abs(element - zero point) of the integer type of ``x``."""
     limits = np.iinfo(x.dtype)
     return int(limits.max) - int(limits.min)
 

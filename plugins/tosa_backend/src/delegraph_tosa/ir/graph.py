@@ -143,8 +143,8 @@ class Value:
     """One tensor or shape: its type, and its ``constant`` if it is one.
 
     Compared by identity. ``producer`` is the operator of the graph that computes it;
-    None for inputs and constants. ``range`` is the smallest and the largest element
-    that integers can have; None if it is not known.
+    None for inputs and constants. ``range``: the smallest and the largest element
+    that a tensor of integers can have; None if they are not known.
     """
 
     __slots__ = ("constant", "name", "producer", "range", "type")

@@ -38,9 +38,9 @@ def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Gr
 
 
 def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
-    """Return ``graph`` with ``names`` for its outputs, which are separate values.
+    """Return a copy of ``graph`` whose outputs have ``names``.
 
-    If a name is empty, the output keeps its own.
+    No value may be an output twice. An output with an empty name keeps its name.
     """
     new_names = {
         value: name
@@ -51,7 +51,7 @@ def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
     for operator in graph.operators:
         new = rewrite.with_new_operands(operator)
         if not new_names.keys().isdisjoint(operator.outputs):
-            new = with_operands(new, new.inputs)
+            new = with_operands(new, new.inputs)  # a copy, whose values get names
             for before, value in zip(operator.outputs, new.outputs, strict=True):
                 value.name = new_names.get(before, before.name)
         rewrite.put(operator, new)

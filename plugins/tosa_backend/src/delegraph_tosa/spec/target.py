@@ -250,7 +250,9 @@ class TosaSpec:
             needs = value_alternatives(type.dtype, self.version)
             refusal = self._refusal(f"a {what} of {type.dtype}", needs)
             if refusal:
-                yield "profile" if needs else "data-types", refusal
+                # without alternatives, no profile of the version has the type
+                rule = "profile" if needs else "data-types"
+                yield rule, refusal
         for rule, text in _level(self.level, self.version).type_breaches(type):
             yield rule, f"{what} {text}"
 

@@ -1,8 +1,8 @@
 """Max pooling that also returns positions, adaptive max pooling, and max unpooling.
 
 The elements of all windows are gathered, and ARGMAX finds the largest of each window.
-A constant table has its position in the tensor. Positions are flat indices into the
-pooled axes S, as in torch.
+Its position in the tensor is read from a constant table. Positions are flat indices
+into the pooled axes S, as in torch.
 """
 
 from __future__ import annotations
