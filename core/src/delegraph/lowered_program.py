@@ -405,7 +405,7 @@ class LoweredProgram(MethodPrograms):
         if name in self._changed:
             raise InputError(
                 "input-invalid",
-                f"{self._changed[name]}: there is no call to compare",
+                f"{self._changed[name]}, so the method cannot be compared with eager",
                 hint=(
                     "verify a program that is lowered without that transform, such as"
                     " integer_borders or channels_last_borders"

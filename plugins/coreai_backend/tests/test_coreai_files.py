@@ -197,7 +197,7 @@ def test_a_file_with_states_is_read_back(tmp_path):
 
 
 def test_a_state_of_a_file_begins_with_zeros(tmp_path):
-    with pytest.raises(InputError, match="kept does not begin with zeros"):
+    with pytest.raises(InputError, match="the buffer kept has other initial values"):
         saved(tmp_path, Cache(1.0), cache_steps()[0])
     assert not list(tmp_path.iterdir())
 

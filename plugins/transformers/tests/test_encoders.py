@@ -219,7 +219,7 @@ def test_lowered_models_generate_the_tokens_of_eager(name, tmp_path):
         ):
             generate(lowered, prompt, COUNT, given=[1] * 31)
         with pytest.raises(
-            InputError, match="has a method encode, so given must be its input"
+            InputError, match="has a method encode; pass its input as given="
         ):
             generate(lowered, prompt, COUNT)
 

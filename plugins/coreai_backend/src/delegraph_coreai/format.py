@@ -404,9 +404,9 @@ def _with_names(blob: bytes, delegate: DelegateInfo) -> AIProgram:
         if state.key is not None:
             raise InputError(
                 "input-invalid",
-                f"an .aimodel holds no first values of states, and {state.buffer}"
-                " does not begin with zeros",
-                hint="begin with zeros, and add the first value in forward",
+                f"states in an .aimodel begin with zeros, but the buffer"
+                f" {state.buffer} has other initial values",
+                hint="fill the buffer with zeros, and add its initial value in forward",
             )
         names.add(state.name, state.buffer.replace(".", "_"), "state")
 

@@ -157,8 +157,11 @@ def _session_options(text: str) -> dict[str, str]:
                 f"option 'session': {name} is one of {', '.join(choices)}, not"
                 f" {options[name]!r:.40}",
             )
-    if not options.get("inter_op_num_threads", "0").isdecimal():
+    threads = options.get("inter_op_num_threads", "0")
+    if not threads.isdecimal():
         raise OptionError(
-            "option-invalid", "option 'session': inter_op_num_threads is a number"
+            "option-invalid",
+            "option 'session': inter_op_num_threads must be a number, not"
+            f" {threads!r:.40}",
         )
     return options

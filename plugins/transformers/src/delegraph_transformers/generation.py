@@ -274,13 +274,13 @@ def _call_encode(
         if given is not None:
             raise InputError(
                 "input-invalid",
-                "the program has no method encode, so given must be None",
+                "the program has no method encode, so it takes no given=...",
             )
         return [], None
     if given is None:
         raise InputError(
             "input-invalid",
-            "the program has a method encode, so given must be its input",
+            "the program has a method encode; pass its input as given=...",
         )
     return encode(given)
 

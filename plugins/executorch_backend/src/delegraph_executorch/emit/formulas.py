@@ -55,7 +55,7 @@ def fmod(self: Tensor, other: Any) -> Tensor:
     sign is one divisor away.
     """
     if torch.result_type(self, other).is_floating_point:
-        raise NotImplementedError("the formula is for integers only")
+        raise NotImplementedError("its replacement supports only integers")
     rest = _remainder_of_integers(self, other)
     has_wrong_sign = (rest != 0) & ((rest < 0) != (self < 0))
     result: Tensor = torch.where(has_wrong_sign, rest - other, rest)
@@ -71,12 +71,12 @@ def rounded_division(self: Tensor, other: Any, *, rounding_mode: str | None) -> 
     if torch.result_type(self, other).is_floating_point:
         if rounding_mode != "floor":
             raise NotImplementedError(
-                "the formula supports rounding_mode='floor' only, for floats"
+                "for floats, its replacement supports only rounding_mode='floor'"
             )
         return _floor_of_floats(self, other)
     if rounding_mode is None:
         raise NotImplementedError(
-            "the formula divides integers only if rounding_mode is given"
+            "its replacement divides integers only if rounding_mode is given"
         )
     divide_down = functools.partial(torch.div, rounding_mode="floor")
     floor = _floor(self, other, divide_down)
@@ -139,7 +139,7 @@ def _remainder_of_integers(self: Tensor, other: Any) -> Tensor:
 def round_integers(self: Tensor) -> Tensor:
     """Return a copy: ceil, floor and trunc do not change integers."""
     if self.is_floating_point():
-        raise NotImplementedError("the formula is for integers only")
+        raise NotImplementedError("its replacement supports only integers")
     return self.clone()
 
 
@@ -162,7 +162,9 @@ def summed_in_float32(target: Any) -> Callable[..., Any]:
         if not halves:
             decomposition = decomposition_table.get(target)
             if decomposition is None:
-                raise NotImplementedError("the formula is for half precision only")
+                raise NotImplementedError(
+                    "its replacement supports only half precision"
+                )
             return decomposition(*args, **kwargs)
 
         def narrow(value: Any) -> Any:
@@ -256,7 +258,7 @@ def amax_of_scalar_or_empty(
         return self.clone()
     if self.numel():
         raise NotImplementedError(
-            "the formula is for tensors without dimensions or elements only"
+            "its replacement supports only tensors without dimensions or elements"
         )
     return self.sum(list(dim), keepdim=keepdim, dtype=self.dtype)
 
@@ -290,7 +292,7 @@ def sum_along_one_dim(
             dtype = torch.int64 if is_integer else self.dtype
         return self.to(dtype).clone()
     if not dim or len(dim) > 1:
-        raise NotImplementedError("the formula sums along one dimension only")
+        raise NotImplementedError("its replacement sums along only one dimension")
     axis = dim[0] % self.dim()
     total: Tensor = self.unsqueeze(0).sum([0, axis + 1], keepdim=keepdim, dtype=dtype)
     return total.squeeze(0) if keepdim else total
@@ -312,7 +314,7 @@ def sort(
     # a size that is known at run time only is no int
     if not isinstance(comparisons, int) or comparisons > MOST_COMPARISONS:
         raise NotImplementedError(
-            "the formula for sorting compares all pairs of elements, at most"
+            "its replacement compares all pairs of elements, at most"
             f" {MOST_COMPARISONS}"
         )
     # [..., size, size]: entry i, j compares the element i with the other element j
@@ -366,7 +368,7 @@ def searchsorted(
     ``right``, or a ``side`` of "right".
     """
     if sorter is not None:
-        raise NotImplementedError("the formula does not support a sorter")
+        raise NotImplementedError("its replacement does not support a sorter")
     bounds = sequence if sequence.dim() == 1 else sequence.unsqueeze(-2)
     values = self.unsqueeze(-1)
     # count by ``not after``, since no comparison with NaN is true
@@ -438,7 +440,7 @@ def trilinear(
         return tensor
 
     if not i1.is_floating_point():
-        raise NotImplementedError("the formula is for floats only")
+        raise NotImplementedError("its replacement supports only floats")
     product = expand(i1, expand1) * expand(i2, expand2) * expand(i3, expand3)
     return product.sum(sumdim) if sumdim else product
 
@@ -476,7 +478,7 @@ def scatter_reduce(
     """
     if reduce != "sum":
         raise NotImplementedError(
-            f"the formula does not support the reduction {reduce!r}"
+            f"its replacement does not support the reduction {reduce!r}"
         )
     start = self if include_self else self.scatter(dim, index, 0)
     return start.scatter_add(dim, index, src)
@@ -493,7 +495,7 @@ def pow_of_integers(self: Tensor, exponent: Any) -> Tensor:
         or not 0 <= exponent <= LARGEST_POWER
     ):
         raise NotImplementedError(
-            "the formula is for integers to the power of an integer from 0 to"
+            "its replacement raises integers only to the power of an integer from 0 to"
             f" {LARGEST_POWER}"
         )
     result = torch.ones_like(self)
@@ -511,7 +513,7 @@ def empty_product(self: Tensor, mat2: Tensor) -> Tensor:
     """Compute mm or bmm of matrices with an inner dimension of 0."""
     if self.shape[-1] != 0:
         raise NotImplementedError(
-            "the formula is for matrices with an inner dimension of 0 only"
+            "its replacement supports only matrices with an inner dimension of 0"
         )
     return torch.zeros([*self.shape[:-1], mat2.shape[-1]], dtype=self.dtype)
 
@@ -519,7 +521,9 @@ def empty_product(self: Tensor, mat2: Tensor) -> Tensor:
 def cat_of_empty(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Return the concatenation of tensors without elements."""
     if any(t.numel() for t in tensors):
-        raise NotImplementedError("the formula is for tensors without elements only")
+        raise NotImplementedError(
+            "its replacement supports only tensors without elements"
+        )
     # torch.cat ignores tensors of the shape [0]
     shaped = [t for t in tensors if t.dim() > 1] or list(tensors)
     shape = list(shaped[0].shape)

@@ -229,7 +229,7 @@ def _copy_row(args: Sequence[Any]) -> None:
     sizes = (index + 1, *row.shape)
     if not result.fits(sizes):
         raise Unsupported(
-            "unsupported", f"a result of {result} cannot have {index + 1} rows"
+            "unsupported", f"row {index} does not fit into the result of {result}"
         )
     if result.memory is None:
         # no planned memory: in ExecuTorch's runtime, the caller provides it

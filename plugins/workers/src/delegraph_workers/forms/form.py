@@ -148,14 +148,12 @@ def unpack(
     """
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[: len(_MAGIC)]) != _MAGIC:
-        raise FormatError(
-            "format-invalid", "the bytes do not begin as those of a program do"
-        )
+        raise FormatError("format-invalid", "these bytes are no serialized program")
     _, digest, version, structure_size, labels_size, count = _HEAD.unpack_from(view)
     if version != VERSION:
         raise FormatError(
             "format-invalid",
-            f"the form of the program has version {version}; this delegraph reads"
+            f"the serialized program has version {version}; this delegraph reads"
             f" version {VERSION}",
             hint="read it with the delegraph that wrote it",
         )
@@ -167,7 +165,7 @@ def unpack(
     covered = view[_HEAD.size - 32 : end]
     if end > len(view) or hashlib.sha256(covered).digest() != digest:
         raise FormatError(
-            "format-invalid", "the form of a program is truncated or damaged"
+            "format-invalid", "the serialized program is truncated or damaged"
         )
     memories = list[memoryview]()
     rest = view[end:]
@@ -182,14 +180,14 @@ def unpack(
         if damaged:
             raise FormatError(
                 "format-invalid",
-                f"a constant of {size} bytes in the form of a program is truncated,"
+                f"a constant of {size} bytes of the serialized program is truncated,"
                 " damaged or missing",
                 hint="pass fetch=, which returns constants of 1 MB or more",
             )
         memories.append(memory)
     if len(rest):
         raise FormatError(
-            "format-invalid", f"{len(rest)} bytes follow the form of a program"
+            "format-invalid", f"{len(rest)} surplus bytes follow the serialized program"
         )
     structure = _json(view[structure_start:labels_start])
     return structure, _json(view[labels_start:end]), memories
@@ -201,8 +199,8 @@ def _json(view: memoryview) -> Any:
     def refuse(text: str) -> Any:
         raise FormatError(
             "format-invalid",
-            f"the form of a program contains the number {text:.40}, but forms contain"
-            " only integers",
+            f"the serialized program contains the number {text:.40}; only integers"
+            " are valid",
         )
 
     return json.loads(bytes(view), parse_float=refuse, parse_constant=refuse)

@@ -60,7 +60,7 @@ def read(
     except DelegraphError:
         raise
     except Exception as e:  # for invalid values, sympy and torch raise many types
-        text = f"the form of a program is invalid: {type(e).__name__}: {e}"
+        text = f"the serialized program is invalid: {type(e).__name__}: {e}"
         raise FormatError("format-invalid", text) from e
 
 

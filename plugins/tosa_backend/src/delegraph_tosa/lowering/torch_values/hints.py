@@ -412,7 +412,9 @@ def no_rule(target: Any) -> Reason:
             "keep it a tensor: torch.where or torch.cond instead of Python's if,"
             " tensors instead of numbers"
         )
-        return Reason("it makes a number of Python of the data", hint=hint)
+        return Reason(
+            "it reads a Python number from the elements of a tensor", hint=hint
+        )
     hint = (
         "write it with operators that TOSA takes, or add a backend that takes it;"
         " `delegraph coverage tosa` of delegraph-devkit lists TOSA's operators"
