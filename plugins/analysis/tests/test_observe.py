@@ -1,4 +1,6 @@
-"""An observer that gets times: delegates run as their runtimes profile them."""
+"""``observe`` with a ``Timer`` passes on the times that a runtime's profile reports."""
+
+from typing import NamedTuple
 
 import delegraph
 import pytest
@@ -23,6 +25,8 @@ class SlowPartitioner(CapabilityPartitioner):
 
 
 class SlowRuntime(BackendRuntime):
+    """Doubles its input; ``profile`` reports the times in ``spent``."""
+
     spent = None
 
     @staticmethod
@@ -50,9 +54,19 @@ class Plugin:
         return [RuntimeSpec("slow", f"{__name__}:SlowRuntime")]
 
 
+class Reported(NamedTuple):
+    """The times of one call of a delegate."""
+
+    delegate: str
+    seconds: float
+    of_operators: dict
+
+
 class Timer:
+    """Collects what it is told about calls of delegates."""
+
     def __init__(self):
-        self.found = []
+        self.reported = []
 
     def begin(self, values): ...
     def see(self, node, value): ...
@@ -62,7 +76,7 @@ class Timer:
     def end(self): ...
 
     def spent(self, delegate, seconds, read):
-        self.found.append((delegate.name, seconds > 0, dict(read())))
+        self.reported.append(Reported(delegate.name, seconds, dict(read())))
 
 
 class Double(torch.nn.Module):
@@ -70,37 +84,47 @@ class Double(torch.nn.Module):
         return x + x
 
 
-def observed_times(spent):
+def observe_once(spent):
+    """Return what a timer gets for a call of a delegate whose runtime reports ``spent``."""
     registry = Registry(discover=False)
-    timer = Timer()
     registry.register(Plugin())
-    SlowRuntime.spent = spent
     lowered = delegraph.lower(
         Double().eval(), (torch.ones(2),), backends=["slow"], registry=registry
     )
-    assert torch.equal(lowered.observe(timer, torch.ones(2)), torch.full((2,), 2.0))
-    return timer.found
+    timer = Timer()
+    SlowRuntime.spent = spent
+    result = lowered.observe(timer, torch.ones(2))
+    assert torch.equal(result, torch.full((2,), 2.0))
+    [reported] = timer.reported
+    return reported
 
 
-COPIED = Border("output", 0)
-"""What copying the result of a runtime took that is not thread-safe."""
+COPY_OF_RESULT = Border("output", 0)
+"""The key of the time to copy a result of a runtime that is not thread-safe."""
 
 
+@pytest.mark.parametrize("is_function", [False, True])
 @pytest.mark.parametrize(
     "spent", [{7: {"seconds": 0.5, "cycles": 3}, None: {"seconds": 0}}, {}]
 )
-def test_timers_get_times_of_operators_and_of_copies(spent):
-    for given in (spent, lambda: spent):
-        [(name, is_positive, found)] = observed_times(given)
-        assert found.pop(COPIED)["seconds"] > 0
-        assert (name, is_positive, found) == ("lowered_module_0", True, spent)
+def test_timers_get_times_of_operators_and_of_copies(spent, is_function):
+    """A runtime returns its times, or a function that reads them later."""
+    reported = observe_once((lambda: spent) if is_function else spent)
+
+    assert reported.delegate == "lowered_module_0"
+    assert reported.seconds > 0
+    assert reported.of_operators.pop(COPY_OF_RESULT)["seconds"] > 0
+    assert reported.of_operators == spent
 
 
 def test_thread_safe_runtimes_report_no_copies(monkeypatch):
     monkeypatch.setattr(SlowRuntime, "thread_safe", True)
-    assert observed_times({7: {"seconds": 0.5}}) == [
-        ("lowered_module_0", True, {7: {"seconds": 0.5}})
-    ]
+
+    reported = observe_once({7: {"seconds": 0.5}})
+
+    assert reported.delegate == "lowered_module_0"
+    assert reported.seconds > 0
+    assert reported.of_operators == {7: {"seconds": 0.5}}
 
 
 @pytest.mark.parametrize(
@@ -124,9 +148,9 @@ def test_wrong_times_name_the_runtime(spent):
         ContractViolation,
         match="profile of the runtime of SlowBackend makes a delegate that returned",
     ):
-        observed_times(spent)
+        observe_once(spent)
 
 
 def test_errors_while_reading_times_name_the_plugin():
     with pytest.raises(PluginFailed, match="profile of SlowRuntime"):
-        observed_times(lambda: 1 / 0)
+        observe_once(lambda: 1 / 0)
