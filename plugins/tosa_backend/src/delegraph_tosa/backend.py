@@ -192,9 +192,9 @@ def _dump(
 ) -> None:
     """Write the graph into the folder for debug files, if the options name one.
 
-    The file is ``output_<partition>_<spec>.tosa`` and has source locations. A method
-    other than ``forward`` comes before the partition in the name. A program compiled by
-    itself has neither.
+    The file is ``output_<partition>_<spec>.tosa`` and has source locations. The name
+    of a method other than ``forward`` comes before the partition. If no method and
+    partition are recorded, the name has only the spec.
     """
     folder = options.debug_artifact_path
     if folder is None:

@@ -220,8 +220,9 @@ def _with_channels_last(value: Node) -> Node:
 
     If the result is quantized or dequantized, the permutation comes before that.
     """
-    after = value.meta["val"]
-    after = after.new_empty([after.shape[dim] for dim in _channels_last(after)])
+    before = value.meta["val"]
+    order = _channels_last(before)
+    after = before.new_empty([before.shape[dim] for dim in order])
     if str(value.target) in (QUANTIZE, DEQUANTIZE):
         inner: Any = value.args[0]
         moved = _with_channels_last(inner)
@@ -232,7 +233,7 @@ def _with_channels_last(value: Node) -> Node:
         copy.meta["val"] = after
         return copy
     with value.graph.inserting_before(output_node(value.graph)):
-        return _permuted(value, _channels_last(value.meta["val"]), after)
+        return _permuted(value, order, after)
 
 
 def _permuted(value: Node, order: Sequence[int], like: torch.Tensor) -> Node:

@@ -94,7 +94,10 @@ def _folded_operands(operator: Operator) -> list[Folded]:
 def _operands(
     operator: Operator, results: dict[Operator, tuple[Array, ...]]
 ) -> list[Array]:
-    """Return the operands of an operator; ``results`` are computed ones."""
+    """Return the operands of an operator, and keep those that ``_keep`` accepts.
+
+    ``results`` has the results of all operators that were computed so far.
+    """
     for constant in _folded_operands(operator):
         if constant.elements is None:
             _keep(constant, results[constant.operator][constant.index])

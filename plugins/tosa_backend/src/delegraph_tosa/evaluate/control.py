@@ -21,8 +21,8 @@ _REMAINING: ContextVar[Iterator[int] | None] = ContextVar("_REMAINING", default=
 def bounded_iterations(most: int) -> Iterator[None]:
     """Limit the iterations of loops in a ``with`` block; a branch counts as one.
 
-    Raises Unsupported beyond the limit. Branches count because graphs that call each
-    other twice, 64 deep, run practically forever, as an endless loop.
+    Raises Unsupported beyond the limit. Branches count, because 64 nested graphs
+    that each run the next one twice would run 2**64 of them.
     """
     token = _REMAINING.set(iter(range(most)))
     try:

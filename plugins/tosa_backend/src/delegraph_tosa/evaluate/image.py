@@ -164,8 +164,7 @@ def resize(
 ) -> Result:
     """Resize [N,IH,IW,C] to [N,OH,OW,C].
 
-    The specification does not divide bilinear integers: they are scaled by ``y_n *
-    x_n``.
+    Bilinear integers are left multiplied by ``y_n * x_n``, as in the specification.
     """
     if op.mode is ResizeMode.BILINEAR:
         is_integer = x.dtype.kind == "i"

@@ -87,7 +87,7 @@ def all_kernels() -> dict[type[Operator], Kernel]:
 def result_types(operator: Operator) -> tuple[Type, ...]:
     """Return the types of the results.
 
-    An operator that a constant is computed by has no results; they are inferred.
+    They are inferred for an operator of a ``Folded`` constant, which has no outputs.
     """
     if operator.outputs:
         return tuple([value.type for value in operator.outputs])

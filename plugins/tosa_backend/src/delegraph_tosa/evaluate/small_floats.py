@@ -131,8 +131,9 @@ def _units(wide: Array) -> Array:
 
 
 def _nearest(magnitude: Array, finite: Array) -> Array:
-    """Return the pattern of the nearest number in ``finite``; one more if too large.
+    """Return the pattern of the nearest number in ``finite``.
 
+    For larger numbers, it is one more than the pattern of the largest.
     Numbers ascend with their patterns, so a search among the middles between
     neighbours is enough.
     """

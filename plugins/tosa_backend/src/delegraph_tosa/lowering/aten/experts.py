@@ -149,7 +149,7 @@ def _bin_starts(bins: int, least: float, most: float) -> np.ndarray[Any, Any]:
 
 
 def _float32_rank(number: np.float32) -> int:
-    """Return the rank of a float32 among all: neighbours differ by 1, zeros are 0."""
+    """Return the position of a float32 among all, in ascending order; 0 for zeros."""
     bits = int(number.view(np.int32))
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 

@@ -315,7 +315,7 @@ class Pointwise(Lazy):
     __slots__ = ("function", "source")
 
     def __init__(self, source: Scaled, function: Function) -> None:
-        """Create ``function`` of each real number of ``source``."""
+        """Create the value that is ``function`` of each element of ``source``."""
         super().__init__(source.shape)
         self.source = source
         self.function = function
