@@ -33,7 +33,7 @@ def test_factory_without_arguments_is_refused_with_advice():
             PluginBroken, match="a partitioner is a class or an instance of one"
         ) as error:
             Registry(discover=False).register(EchoBackend, partitioner=factory)
-        assert "call it and give what it returns" in error.value.hint
+        assert "call it and register its result" in error.value.hint
     Registry(discover=False).register(EchoBackend, partitioner=make_partitioner())
 
 

@@ -45,8 +45,8 @@ _ERRORS: dict[Status, tuple[type[DelegraphError], str]] = {
 def unusable(record: PluginRecord, fault: Fault, subject: str = "") -> DelegraphError:
     """Return the error for an attempt to use a plugin that has a fault.
 
-    ``subject``: the subject of the message; if it is "", the message begins with the
-    plugin.
+    ``subject`` begins the message, before "is broken: ..." or another status. If it is
+    "", the message begins with the plugin's name.
     """
     kind, code = _ERRORS[fault.status]
     subject = subject or f"plugin {record.name!r} of {record.owner}"
@@ -58,7 +58,9 @@ def unusable(record: PluginRecord, fault: Fault, subject: str = "") -> Delegraph
 def needs_modules(
     title: str, absent: Sequence[str], install_hint: str
 ) -> PluginUnavailable:
-    """Return the error for a declaration that needs modules which are not installed."""
+    """Return the error for a declaration that needs the ``absent`` modules. ``title``
+    begins the message, such as ``the quantizer of backend 'tosa'``.
+    """
     names = ", ".join(absent)
     return PluginUnavailable(
         "plugin-unavailable",
@@ -82,8 +84,8 @@ def conflict(title: str, declared: Sequence[Declared[Any]]) -> PluginConflict:
 def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
     """Return the error for a name that several backends have.
 
-    The hint offers the backends that can be used, or all of them if none can be used.
-    The message has the faults of those that cannot be used.
+    The hint offers the usable backends, or all of them if none is usable. The message
+    has the faults of the other backends.
     """
     usable = [entry for entry in entries if entry.fault is None]
     error = _conflict(
@@ -94,6 +96,7 @@ def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConfli
     for entry in entries:
         if entry.fault is not None:
             error.message += f"; {entry.full_name} cannot be used: {entry.fault.error}"
+        # the backend of another environment: its hint names the setting to change
         if isinstance(entry.spec, RemoteBackendSpec):
             error.hint = f"{error.hint}; or {entry.spec.install_hint}"
     return error
@@ -103,7 +106,8 @@ def _conflict(
     title: str, full_names: Sequence[str], addresses: Sequence[str]
 ) -> PluginConflict:
     """Return the error for several plugins at ``addresses`` that all offer ``title``.
-    The hint suggests ``full_names``.
+    The hint is to use one of ``full_names``, or to disable a plugin with the
+    environment variable ``DENY``.
     """
     names = " or ".join(sorted({*full_names}))
     return PluginConflict(
@@ -125,15 +129,20 @@ def not_declared(
     """Return the error for a command, format, report, model or compiler ``asked`` that
     no usable plugin declares.
 
-    If a distribution of this project declares that name, the error has the fault of the
-    installed distribution, or the command that installs the distribution. Otherwise the
-    error suggests the closest name in ``known``.
+    If a distribution of this project declares that name, the error has the
+    distribution's fault or, if it is not installed, the command that installs it.
+    Otherwise the error suggests the closest name in ``known``.
     """
-    is_file = issubclass(kind, BySuffix)
-    title = f"{kind.noun}{' for' if is_file else ''} {asked!r}"
-    error: type[DelegraphError] = FormatNotFound if is_file else UsageError
-    code = "format-not-found" if is_file else "usage-invalid"
-    # for a file's name: its possible suffixes
+    error: type[DelegraphError]
+    if issubclass(kind, BySuffix):  # ``asked`` is the name of a file
+        title = f"{kind.noun} for {asked!r}"
+        error = FormatNotFound
+        code = "format-not-found"
+    else:
+        title = f"{kind.noun} {asked!r}"
+        error = UsageError
+        code = "usage-invalid"
+    # the possible suffixes of a file's name, or ``asked`` itself
     for key in kind.meant_by(asked):
         provider = provider_of(kind, key)
         if provider is not None:
@@ -152,19 +161,18 @@ def not_declared(
 def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphError:
     """Return the error for a backend ``name`` that is not declared.
 
-    The first case that applies decides about the error:
+    The first case that applies decides the content of the error:
 
-    - ``name`` is the class of a backend that is declared with another id: that
+    - ``name`` is the class of a backend that is declared with another id: the
       declaration is wrong.
-    - ``name`` is that of a plugin that cannot be used, or of its distribution: the
-      error has the plugin's fault.
-    - A distribution of this project has the backend: the error has the fault of the
-      installed distribution, or the command that installs the distribution.
-    - Otherwise, the error suggests the closest name.
+    - ``name`` is a plugin that cannot be used, or its distribution: the plugin's fault.
+    - A distribution of this project has the backend: the distribution's fault or, if it
+      is not installed, the command that installs it.
+    - Otherwise: the closest name.
     """
     entries = [BackendEntry(s, r) for r in records for s in r.backends]
     for entry in entries:
-        target = entry.spec.target
+        target = entry.spec.target  # "module:Class"
         if target.rpartition(":")[2] == name:
             owner = entry.record.owner
             return PluginBroken(
@@ -172,9 +180,10 @@ def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphEr
                 f"backend {target!r} of {owner} {entry.spec.wrong_id(name)}",
                 hint=f"for the authors of {owner}",
             )
+    normalized = {key_of(name), canonical(name)}
     for record in records:
-        names = (record.name, record.full_name, record.distribution)
-        if record.fault is not None and {key_of(name), canonical(name)} & {*names}:
+        names = {record.name, record.full_name, record.distribution}
+        if record.fault is not None and normalized & names:
             return unusable(record, record.fault)
     owner, _, short_name = key_of(name).rpartition("/")
     provider = provider_of(BackendSpec, short_name)
@@ -182,6 +191,7 @@ def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphEr
         error = _unusable_provider(provider, f"backend {name!r}", records)
         if error is not None:
             return error
+        # not installed
         if all(r.distribution != provider.distribution for r in records):
             return BackendNotFound(
                 "backend-not-found",
@@ -194,10 +204,10 @@ def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphEr
 def _unknown_backend(
     name: str, entries: Sequence[BackendEntry], records: Sequence[PluginRecord]
 ) -> BackendNotFound:
-    """Return the error for a backend that is unknown to all plugins and distributions.
+    """Return the error for a backend that no plugin and no distribution has.
 
-    It suggests the closest name: of a usable backend, else of a backend of this project
-    that is not installed.
+    The message suggests the closest name of a usable backend. If no name is close, the
+    hint suggests a backend of this project that is not installed.
     """
     usable = [entry for entry in entries if entry.fault is None]
     words = [word for e in usable for word in (*e.names, e.full_name)]
@@ -221,8 +231,8 @@ def _unknown_backend(
 def _unusable_provider(
     provider: Provider, title: str, records: Sequence[PluginRecord]
 ) -> DelegraphError | None:
-    """Return the error for ``title``, a thing from ``provider``, if that distribution is
-    installed and its plugin cannot be used; None otherwise.
+    """Return the error with the fault of ``provider``, the distribution that declares
+    ``title``. None if the distribution is not installed, or its plugins have no fault.
     """
     for record in records:
         if record.fault is not None and record.distribution == provider.distribution:
@@ -240,7 +250,7 @@ def none_usable(
     reasons = [
         f"{r.name} ({r.owner}) is {r.status}: {r.error}" for r in records if r.fault
     ]
-    # these plugins are among the reasons already; their backends have the same faults
+    # a plugin's fault is also that of its backends, so these are not listed again
     named = {record.distribution for record in records if record.fault}
     reasons += [
         f"{b.name} is {b.status}: {b.error}"

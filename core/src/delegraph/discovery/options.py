@@ -57,8 +57,9 @@ def from_text(
 
 
 def assigned_backends(assignments: Iterable[str]) -> list[str]:
-    """Return the backends in texts of the form ``BACKEND.OPTION=VALUE``, each once, in
-    order. A text without a backend adds none.
+    """Return the backends in texts of the form ``BACKEND.OPTION=VALUE``: "tosa" for
+    ``tosa.spec=TOSA-1.0``, and none for ``spec=TOSA-1.0``. Each is returned once, in
+    order.
     """
     names = (text.partition("=")[0].rpartition(".")[0] for text in assignments)
     return list(dict.fromkeys(filter(None, names)))
@@ -124,7 +125,7 @@ def _parse(spec: OptionSpec, text: str, owner: str) -> Any:
     """Return ``text`` converted to the option's type. Raises OptionError if that is not
     possible, or if the option does not accept the value.
     """
-    # stays a str if the text cannot be converted; ``_checked`` then raises the error
+    # A text that cannot be converted stays a str. ``_checked`` then raises the error.
     value: Any = text
     with contextlib.suppress(ValueError, KeyError):
         value = _PARSERS[spec.type](text)

@@ -7,8 +7,9 @@ delegraph calls a plugin's code only inside of ``with PluginCall(...)``, or thro
     with PluginCall(runtime, "delegate", where, nodes, registry):
         results = delegate(*args)
 
-The registry knows which distribution owns an object of a plugin. Only the call of the plugin belongs inside: an error that delegraph raises there would
-get the name of the plugin. Checks of the plugin's result come after the block.
+The registry knows which distribution owns an object of a plugin. Only the call of the
+plugin belongs inside: an error that delegraph raises there would get the name of the
+plugin. Checks of the plugin's result come after the block.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class PluginCall:
         """
         registry = self.registry or _registry.get()
         record = registry.owner(self._kind) if registry is not None else None
+        # a plugin that was registered in this process has no distribution
         if record is not None and record.distribution != IN_PROCESS:
             return record.owner
         module: str = self._kind.__module__
@@ -93,12 +95,11 @@ class PluginCall:
 
     @cached_property
     def _kind(self) -> Any:
-        """Return the plugin's class or function; for a wrapper, the class or function
-        of the wrapped object.
+        """Return the plugin's class or function; for a wrapper, that of the wrapped
+        object.
 
-        A class of wrappers has ``wraps = "NAME"``, where the attribute NAME has the
-        wrapped object. Only that class itself counts, not its subclasses: errors of a
-        subclass have its own name.
+        A wrapper's class has ``wraps = "NAME"``: the attribute NAME of the wrapper is
+        the wrapped object. A class that only inherits ``wraps`` is not a wrapper.
         """
         plugin = self.plugin
         while "wraps" in vars(type(plugin)):
@@ -128,7 +129,7 @@ class PluginCall:
         node = _node_argument(error)
         if not isinstance(error, DelegraphError):
             raise self._failed(error, node) from error
-        # otherwise a PluginCall inside of this one has already named its plugin
+        # a PluginCall inside of this block may have named its own plugin already
         if error.raised_by is None:
             error.raised_by = self.text
             error.node = error.node or node
@@ -136,8 +137,8 @@ class PluginCall:
                 error.source = source_of(node)
 
     def around(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that calls ``function`` with its own arguments, inside of
-        this block.
+        """Return a function that passes its arguments to ``function``, inside of
+        ``with self``.
         """
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -147,8 +148,8 @@ class PluginCall:
         return call
 
     def _failed(self, error: BaseException, node: Any) -> PluginFailed:
-        """Return the PluginFailed that replaces ``error``. ``node``: the call that the
-        error is about; None if not known.
+        """Return the PluginFailed that replaces ``error``. ``node``: the
+        operator that the error is about; None if not known.
         """
         at = f" at {node.name} ({node.target})" if node is not None else ""
         text = f"{self.text}, raised {describe(error, own=[self._kind.__module__])}{at}"
@@ -199,7 +200,7 @@ def _node_argument(error: BaseException) -> Any:
 
 @contextmanager
 def using_registry(registry: Owners) -> Iterator[None]:
-    """A block in which ``registry`` is that of each ``PluginCall`` without one."""
+    """A block in which each ``PluginCall`` without a registry uses ``registry``."""
     token = _registry.set(registry)
     try:
         yield

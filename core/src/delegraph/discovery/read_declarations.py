@@ -41,9 +41,9 @@ def read_declarations(
 
     Raises PluginDefect for hooks or declarations that violate ``delegraph.plugin``, and
     any error of the hooks. Each backend that cannot be used here gets a fault in
-    ``record.faults``. In two cases the first of these faults is also that of the whole
-    plugin: if that backend was written for another plugin API, or if nothing else in
-    the plugin can be used.
+    ``faults`` of the result. The first of them becomes the fault of the whole plugin if
+    its backend was written for another plugin API, or if nothing in the plugin can be
+    used.
     """
     try:
         manager.register(plugin, record.full_name)
@@ -59,7 +59,7 @@ def read_declarations(
         if fault is not None:
             faults[spec.name] = fault
     first = next(iter(faults.values()), None)
-    # The plugin's other hooks may be of that API version as well: they are not called.
+    # The other hooks may be written for the same API version: they are not called.
     if first is not None and first.status is Status.INCOMPATIBLE:
         read = replace(record, declarations=tuple(backends), faults=faults)
         return read.failed(first)
@@ -73,6 +73,7 @@ def read_declarations(
     # A backend may need an extra that is not installed. That does not disable the rest
     # of the plugin.
     has_backend = len(faults) < len(backends)
+    # ``alone``: of use without a backend, such as a command
     has_other = any(d.alone and not missing(d.requires) for d in others)
     if first is None or has_backend or has_other:
         return checked
@@ -83,9 +84,9 @@ def _call_hook(manager: pluggy.PluginManager, plugin: Any, hook: str) -> Sequenc
     """Call the hook of ``plugin`` and return its declarations; none if the plugin does
     not implement the hook.
 
-    Raises PluginDefect if the hook does not return a list or tuple of its kind of
-    declaration. (pluggy's own call of a hook would call all plugins, and end at the
-    first exception.)
+    Raises PluginDefect if the result is not a list or tuple of ``DECLARATION_OF[hook]``.
+    The function is called directly: pluggy would call the hook of all plugins, and end
+    at the first exception.
     """
     wanted = DECLARATION_OF[hook].__name__
     implementations = getattr(manager.hook, hook).get_hookimpls()

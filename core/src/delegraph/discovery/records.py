@@ -101,7 +101,7 @@ class PluginRecord:
 
     @property
     def modules(self) -> list[str]:
-        """Return the modules of the plugin's targets."""
+        """Return the module of each target, which is ``"module:Class"``."""
         return [d.target.partition(":")[0] for d in self.declarations]
 
     @property
@@ -154,8 +154,8 @@ class BackendEntry:
 
     @property
     def producer(self) -> tuple[str, str]:
-        """Return (distribution, version) of the plugin that has the backend. For a
-        backend in another environment, they are those in that environment.
+        """Return (distribution, version) of the plugin that has the backend. Another
+        environment states these two for its backends (``origin``).
         """
         if isinstance(self.spec, RemoteBackendSpec) and self.spec.origin:
             return self.spec.origin
@@ -163,8 +163,8 @@ class BackendEntry:
 
     @property
     def location(self) -> str:
-        """Return the environment or the file that has the backend, for listings and
-        errors.
+        """Return the file of the backend's plugin, or the other environment that has the
+        backend, for listings and errors.
         """
         if isinstance(self.spec, RemoteBackendSpec):
             return self.spec.location
@@ -178,8 +178,8 @@ class InstalledBackend(BackendEntry):
     kind: type[BackendDetails]
 
     def owner(self, kind: type) -> PluginRecord:
-        """Return the backend's plugin, for any ``kind``: errors of all its classes name
-        that plugin (``plugin_call.Owners``).
+        """Return the backend's plugin. ``kind`` is not used: errors of all classes of a
+        backend name its plugin (``plugin_call.Owners``).
         """
         return self.record
 
@@ -225,7 +225,7 @@ class BackendInfo(BackendEntry):
 
     @property
     def hint(self) -> str:
-        """Return the way out of the error; "" without an error."""
+        """Return how to correct the error; "" without an error."""
         return self._reason.hint
 
     @property

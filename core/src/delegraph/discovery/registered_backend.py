@@ -36,7 +36,7 @@ def registered_backend(
     has the fault. Raises PluginBroken for an object of the wrong kind, and if there are
     options but ``partitioner`` is an instance, which can take none.
     """
-    # see ``PluginRecord.objects``; ``_target`` adds to it
+    # target -> the object, which needs no import; ``_target`` adds to it
     objects: dict[str, Any] = {}
     if isinstance(backend, BackendSpec):
         spec = replace(
@@ -58,6 +58,7 @@ def registered_backend(
     if runtime is not None:
         declarations.append(RuntimeSpec(spec.name, _target(runtime, objects)))
     for declaration in declarations:
+        # a target that was given as text is checked after its import
         if declaration.target in objects:
             _check_kind(declaration, objects[declaration.target])
     is_instance = partitioner is not None and not isinstance(partitioner, (type, str))
@@ -81,8 +82,8 @@ def registered_backend(
 
 
 def _check_kind(declaration: Declaration, value: Any) -> None:
-    """Raise PluginBroken unless ``value`` is of the declared kind. A partitioner may
-    also be an instance of such a class.
+    """Raise PluginBroken unless ``value`` is a class of the declared kind. For a
+    partitioner, it may also be an instance of such a class.
     """
     is_instance = isinstance(declaration, PartitionerSpec) and not isinstance(
         value, type
@@ -95,8 +96,8 @@ def _check_kind(declaration: Declaration, value: Any) -> None:
             "plugin-broken",
             "a partitioner is a class or an instance of one, and"
             f" {declaration.target!r} is a function",
-            hint="call it and give what it returns, or derive a class from the"
-            " Partitioner, which options are given to",
+            hint="call it and register its result, or derive a class from Partitioner,"
+            " which gets the options",
         )
     raise PluginBroken(
         "plugin-broken", f"{declaration.noun} {declaration.target!r} {reason}"

@@ -103,7 +103,7 @@ class Registry:
         self._records: list[PluginRecord] = []
         # (kind, distribution, target) -> the imported object
         self._targets: dict[tuple[str, str, str], Any] = {}
-        # see ``preferring``
+        # the backends that ``preferring`` has chosen
         self._preferred: list[BackendEntry] = []
         self._lock = threading.Lock()
 
@@ -145,6 +145,7 @@ class Registry:
         ``discover=False``. Imports nothing.
         """
         found = find_plugins() if self._discovers else ()
+        # a plugin that must not or cannot be loaded has no entry point here
         return [(entry, record) for entry, record in found if entry is not None]
 
     def _plugins(self) -> list[PluginRecord]:
@@ -164,8 +165,8 @@ class Registry:
 
     def plugins(self) -> list[PluginRecord]:
         """Return one record for each installed or registered plugin, usable or not. If
-        two backends have the same name, the conflict is the fault of both plugins,
-        unless a plugin already has a fault.
+        two backends have the same name, each of their plugins gets the conflict as its
+        fault, unless the plugin already has one.
         """
         entries = self._entries()
         records = []
@@ -178,23 +179,23 @@ class Registry:
         return records
 
     def declared(self, kind: type[D]) -> list[Declared[D]]:
-        """Return all declarations of a kind by plugins, each with the plugin's record,
-        sorted by name.
+        """Return all declarations of a kind, each with the record of its plugin, sorted
+        by name. Declarations of the core are not included.
         """
         return sorted(
             self._of_kind(kind), key=lambda pair: (pair[0].key, pair[1].distribution)
         )
 
     def _of_kind(self, kind: type[D]) -> Iterator[Declared[D]]:
-        """Yield all declarations of a kind by plugins."""
+        """Yield all declarations of a kind, each with the record of its plugin."""
         for record in self._plugins():
             for spec in record.declarations:
                 if isinstance(spec, kind):
                     yield spec, record
 
     def _entries(self) -> list[BackendEntry]:
-        """Return all declared backends, without those that a preferred backend hides
-        (``preferring``).
+        """Return all declared backends. A preferred backend (``preferring``) hides other
+        backends with the same name or id.
         """
         entries = [BackendEntry(*declared) for declared in self._of_kind(BackendSpec)]
         taken = {name for entry in self._preferred for name in entry.names}
@@ -241,8 +242,7 @@ class Registry:
         return InstalledBackend(entry.spec, entry.record, kind)
 
     def get_backend(self, name: str) -> type[BackendDetails]:
-        """Import and return the class of the backend ``name``. Never returns another
-        backend in its place.
+        """Import and return the class of the backend ``name``.
 
         Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or
         PluginBroken.
@@ -251,7 +251,7 @@ class Registry:
 
     def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
         """Construct the default partitioner of the backend ``name``, with ``options``.
-        ``name`` may also be that of one partitioner.
+        ``name`` may also be the name of a partitioner.
 
         Options that are not passed get their declared defaults. A partitioner that was
         registered as an instance is returned as it is. Raises OptionError for wrong
@@ -340,11 +340,11 @@ class Registry:
         return runtime
 
     def native_code(self, name: str) -> str:
-        """Return the kind of native code in the blobs of the backend ``name``, as the
-        RuntimeSpec of the backend declares it.
+        """Return the kind of native code in blobs of the backend ``name``, such as
+        "machine code". The RuntimeSpec of the backend declares it.
 
-        "" if the blobs are no native code, or if the backend or its runtime cannot be
-        found: then nothing on this host runs the blobs.
+        Return "" if blobs are not native code. Also return "" if the backend or its
+        runtime cannot be found, because nothing on this host then runs the blobs.
         """
         try:
             declared = self._only(RuntimeSpec, self.entry(name))
@@ -391,13 +391,13 @@ class Registry:
     ) -> DefaultBackends:
         """Choose the backends of a call that names none.
 
-        ``optioned``: backends for which the user gave options. If there are any, they
-        are chosen. Otherwise the result is the only usable backend for which ``suits``
-        is true, or of several the one that is declared as default. ``suits``: whether a
-        backend meets the caller's other demands, such as a file format. If no backend
-        suits, the choice is among all usable ones: the call then fails later, with the
-        reason. Raises BackendNotFound if no backend can be used, and OptionError if
-        several suit without exactly one default.
+        If the user gave options for some backends, these are chosen: ``optioned``.
+        Otherwise the candidates are the usable backends for which ``suits`` is true.
+        It checks other demands of the call, such as a file format. If no backend suits,
+        all usable ones are candidates: the call then fails later, with the reason. Of
+        several candidates, the one that is declared as default is chosen. Raises
+        BackendNotFound if no backend can be used, and OptionError if there are several
+        candidates without exactly one default.
         """
         names = list(optioned)
         if names:
@@ -433,12 +433,12 @@ class Registry:
         """Return a registry of the same plugins that prefers some backends: they hide
         other backends with the same name or id.
 
-        The preferred backends are those in ``names`` with the form
-        ``distribution/name``; other names have no effect, and without such a name the
-        result is this registry. Programs store bare backend ids, and two distributions
-        may have backends with the same id: in the result, that id means the preferred
-        backend. Raises PluginConflict if two preferred backends have the same name or
-        id, and the errors of ``entry``.
+        Programs store bare backend ids, and two distributions may have backends with
+        the same id. In the result, that id means the preferred backend. Each of
+        ``names`` with the form ``distribution/name`` prefers a backend; other names
+        have no effect. If there are only other names, the result is this registry.
+        Raises PluginConflict if two preferred backends have the same name or id, and
+        the errors of ``entry``.
         """
         preferred = [self.entry(name) for name in names if "/" in name]
         if not preferred:
@@ -454,7 +454,7 @@ class Registry:
                         " and a program stores only that name",
                         hint="lower for one of them at a time",
                     )
-        # the copy shares the list of records, and the imported objects
+        # shallow: both registries share the list of records and the imported objects
         view = copy.copy(self)
         view._preferred = preferred
         return view
@@ -484,11 +484,11 @@ class Registry:
         return entry
 
     def _of_backend(self, kind: type[D], entry: BackendEntry) -> list[Declared[D]]:
-        """Return the declarations of a kind for a backend: those in the distribution of
-        the backend or, if there are none, those in other distributions.
+        """Return the declarations of a kind for a backend, such as its partitioners.
 
-        A distribution that has a backend of the same name is left out: its declarations
-        are for its own backend.
+        If the backend's distribution has any, only these are returned. Otherwise the
+        result has those of other plugins. A plugin with a backend of the same name is
+        left out: its declarations are for its own backend.
         """
         declared = [
             (spec, record)
@@ -528,17 +528,16 @@ class Registry:
         """Import and return the target of a declaration that belongs to no backend: a
         command, format, report, model or compiler.
 
-        ``kind``: the declaration's class. ``asked``: the name of the declaration,
-        ``distribution/name``, or for formats and reports the name of a file, from which
-        the suffix is taken. Raises PluginConflict, PluginUnavailable or PluginBroken. If
+        ``kind``: the declaration's class. ``asked``: its name or ``distribution/name``;
+        for formats and reports, the name of a file with the suffix. Raises PluginConflict, PluginUnavailable or PluginBroken. If
         no plugin has such a declaration, raises FormatNotFound or UsageError; the hint
         names the distribution to install, if this project has one.
         """
         return self._resolve(*self._find_with_plugin(kind, asked))
 
     def find(self, kind: type[D], asked: str) -> D:
-        """Return the declaration of the target that ``get`` imports. Raises the same
-        errors except PluginBroken.
+        """Return the declaration that ``get`` finds, without importing its target.
+        Raises the errors of ``get`` except PluginBroken.
         """
         return self._find_with_plugin(kind, asked)[0]
 
@@ -551,27 +550,24 @@ class Registry:
         return kind
 
     def _find_with_plugin(self, kind: type[D], asked: str) -> Declared[D]:
-        """Return the declaration of the target that ``get`` imports, with its plugin.
-        Raises the same errors except PluginBroken.
+        """Return the declaration that ``get`` finds, with the record of its plugin.
+        Raises the errors of ``get`` except PluginBroken.
         """
         available = [
             (spec, _DELEGRAPH) for spec in CORE_DECLARATIONS if isinstance(spec, kind)
         ]
-        keys_of_core = [spec.key for spec, _ in available]
         available += self._of_kind(kind)
         # for a file, the keys are its suffixes, the longest first
         for key in (asked, *kind.meant_by(asked)):
-            # If the core has the name, a plugin's declaration of the same name is found
-            # only as distribution/name.
-            declared = [
+            same_name = [
                 (spec, record)
                 for spec, record in available
-                if key_of(key) == f"{record.distribution}/{spec.key}"
-                or (
-                    spec.key == key
-                    and (record is _DELEGRAPH or key not in keys_of_core)
-                )
+                if key_of(key) in (spec.key, f"{record.distribution}/{spec.key}")
             ]
+            # A bare name prefers the core. A plugin's declaration of the same name is
+            # found only as distribution/name.
+            of_core = [pair for pair in same_name if pair[1] is _DELEGRAPH]
+            declared = of_core or same_name
             # If a distribution that is not installed declares ``.nodes.json``, the search
             # ends without a result: ``.json`` would be another format.
             if declared or provider_of(kind, key):
@@ -624,6 +620,7 @@ class Registry:
         if not declared and self is not default_registry():
             return default_registry().default_compiler(feature)
         if not declared:
+            # of our distributions, only delegraph-workers declares a default
             provider = provider_of(CompilerSpec, "workers")
             assert provider is not None, "our_distributions.json has it"
             raise PluginUnavailable(
@@ -638,7 +635,8 @@ class Registry:
                 f"{owners} both declare a default compiler",
                 hint=f"set {DENY} to one of them",
             )
-        return self._resolve(*declared[0])()
+        compiler = self._resolve(*declared[0])
+        return compiler()
 
     # --- objects and their owners
 
@@ -657,10 +655,10 @@ class Registry:
         return self._targets[key]
 
     def owner(self, kind: type) -> PluginRecord | None:
-        """Return the plugin that declares the class ``kind``. Without such a plugin,
-        return the only one with a target in the top-level package of the class.
+        """Return the plugin that declares the class ``kind``. If no plugin declares it,
+        return the one with targets in the same top-level package.
 
-        None if several distributions have such a plugin, or none.
+        None if no distribution has such a plugin, or if several have one.
         """
         package = kind.__module__.partition(".")[0]
         target = f"{kind.__module__}:{kind.__qualname__}"
@@ -670,6 +668,7 @@ class Registry:
             targets = [declaration.target for declaration in record.declarations]
             if target in targets:
                 declaring.append(record)
+            # a target is "package.module:Class" or "package:Class"
             if any(re.split("[.:]", other)[0] == package for other in targets):
                 same_package.append(record)
         for owners in (declaring, same_package):
@@ -798,7 +797,7 @@ def _warn(records: Iterable[PluginRecord]) -> None:
     _warned.update(record.full_name for record in new)
     if new:
         rows = "; ".join(f"{r.name} of {r.owner} is {r.status}: {r.error}" for r in new)
-        # stacklevel: usually the frame that called the registry
+        # 5 frames up is usually the line that called a method of the registry
         warnings.warn(
             f"{rows}. `delegraph backends` lists them.",
             DelegraphWarning,

@@ -60,12 +60,13 @@ def pop_settings(work: Callable[[], str]) -> None:
     """
     before = _local.before.pop()
     now = _settings()
-    # None: torch is still not imported
+    # ``now`` is None if torch is not imported
     if now == before or now is None:
         return
     torch: Any = sys.modules["torch"]
-    # If ``before`` is None, torch was imported in the meantime. Then torch's initial
-    # settings are wanted. The initial number of threads is unknown, so it stays.
+    # If ``before`` is None, the plugin imported torch. Then torch's initial settings are
+    # wanted, in the order of ``Settings``. The initial number of threads is unknown, so
+    # it stays.
     *_, threads = now
     wanted = before or (torch.float32, True, threads)
     setters = torch.set_default_dtype, torch.set_grad_enabled, torch.set_num_threads
