@@ -1,4 +1,4 @@
-"""``delegraph cache``, and the options of ``delegraph lower`` that name one."""
+"""``delegraph cache`` and the options ``--cache`` and ``--cache-remote``."""
 
 from pathlib import Path
 
@@ -7,14 +7,6 @@ import pytest
 from core.tests.support.command_line import run_command, run_failing, run_for_json
 
 from .support.caching import write_entry
-
-
-def origins_after_lowering(capsys, *words):
-    """Whence the delegates of the demo backend are."""
-    code, found = run_for_json(capsys, "lower", *words, "--backend", "compiler-demo")
-    assert code == 0
-    return [row["compiled"] for row in found["report"]["delegates"]]
-
 
 MODEL = """
 import torch
@@ -25,37 +17,85 @@ def made():
 """
 
 
-def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def model(tmp_path):
+    """Return the name of a model, as the command line takes it."""
     (tmp_path / "m.py").write_text(MODEL)
-    words = [f"{tmp_path / 'm.py'}:made"]
-    kept = tmp_path / "kept"
-    assert origins_after_lowering(capsys, *words, "--cache", kept) == ["compiled"]
-    assert origins_after_lowering(capsys, *words, f"--cache={kept}") == [
-        "from the cache"
-    ]
-    monkeypatch.setenv("DELEGRAPH_CACHE", str(kept))
-    assert origins_after_lowering(capsys, *words) == ["from the cache"]
-    code, out, _ = run_command(capsys, "cache")
-    line, total = out.splitlines()
+    return f"{tmp_path / 'm.py'}:made"
+
+
+def lower_with_options(capsys, model, *options):
+    """Lower the model, which has one delegate, and return where its blob came from."""
+    code, content = run_for_json(
+        capsys, "lower", model, *options, "--backend", "compiler-demo"
+    )
     assert code == 0
-    assert "backend BackendWithCompilerDemo, producer delegraph-demo " in line
+    [delegate] = content["report"]["delegates"]
+    return delegate["compiled"]
+
+
+@pytest.fixture
+def filled_cache(tmp_path, capsys, monkeypatch, model):
+    """Return a cache with one entry, which is the default of all commands."""
+    folder = tmp_path / "kept"
+    assert lower_with_options(capsys, model, "--cache", folder) == "compiled"
+    monkeypatch.setenv("DELEGRAPH_CACHE", str(folder))
+    return folder
+
+
+def test_a_second_lowering_takes_the_blob_from_the_cache(tmp_path, capsys, model):
+    folder = tmp_path / "kept"
+
+    assert lower_with_options(capsys, model, "--cache", folder) == "compiled"
+    assert lower_with_options(capsys, model, f"--cache={folder}") == "from the cache"
+
+
+def test_the_environment_variable_is_the_default_cache(filled_cache, capsys, model):
+    assert lower_with_options(capsys, model) == "from the cache"
+
+
+def test_cache_list_shows_entries_and_their_total(filled_cache, capsys):
+    code, stdout, _ = run_command(capsys, "cache")
+
+    assert code == 0
+    entry, total = stdout.splitlines()
+    assert "backend BackendWithCompilerDemo, producer delegraph-demo " in entry
     assert total.startswith("1 file, ")
-    assert total.endswith(f", in {kept}")
+    assert total.endswith(f", in {filled_cache}")
+
+
+def test_cache_size_shows_only_the_total(filled_cache, capsys):
+    _, listed, _ = run_command(capsys, "cache", "list")
     _, printed, _ = run_command(capsys, "cache", "size")
-    assert printed == f"{total}\n"
-    (entry,) = kept.iterdir()
-    (kept / f"{'0' * 64}.entry").write_bytes(b"damaged")
-    _, printed, _ = run_command(capsys, "cache", "list", "--cache", kept)
+
+    assert printed == listed.splitlines()[-1] + "\n"
+
+
+def test_cache_verify_removes_only_damaged_entries(filled_cache, capsys):
+    [entry] = filled_cache.iterdir()
+    (filled_cache / f"{'0' * 64}.entry").write_bytes(b"damaged")
+    _, printed, _ = run_command(capsys, "cache", "list", "--cache", filled_cache)
     assert "  damaged\n" in printed
-    code, found = run_for_json(capsys, "cache", "verify")
-    assert found["removed"] == ["0" * 64]
-    assert [row["key"] for row in found["entries"]] == [entry.stem]
+
+    _, content = run_for_json(capsys, "cache", "verify")
+
+    assert content["removed"] == ["0" * 64]
+    assert [row["key"] for row in content["entries"]] == [entry.stem]
+    assert list(filled_cache.iterdir()) == [entry]
+
+
+def test_cache_clear_removes_all_entries(filled_cache, capsys):
     _, printed, _ = run_command(capsys, "cache", "clear")
+
     assert printed.splitlines()[0] == "removed: 1 file"
-    assert list(kept.iterdir()) == []
+    assert list(filled_cache.iterdir()) == []
+
+
+def test_a_missing_cache_folder_is_a_usage_error(tmp_path, capsys):
     message = run_failing(
         capsys, "cache", "--cache", tmp_path / "none", code=2, error="usage-invalid"
     )
+
     assert "there is no folder" in message
 
 
@@ -71,77 +111,102 @@ def test_entries_with_invalid_facts_are_damaged(header, tmp_path, capsys):
     assert data["removed"] == [path.stem]
 
 
-def test_command_caches_in_local_and_remote_folders(tmp_path, capsys, monkeypatch):
-    (tmp_path / "m.py").write_text(MODEL)
+def test_the_option_cache_alone_selects_the_users_folder(
+    tmp_path, capsys, monkeypatch, model
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("delegraph_workers.cache.sys.platform", "linux")
-    far = f"file://{tmp_path}/far"
-    words = [f"{tmp_path / 'm.py'}:made"]
-    assert origins_after_lowering(capsys, *words, "--cache") == ["compiled"]
+
+    assert lower_with_options(capsys, model, "--cache") == "compiled"
+
     assert len(list((tmp_path / "delegraph").iterdir())) == 1
-    assert origins_after_lowering(
-        capsys, *words, "--cache", tmp_path / "one", "--cache-remote", far
-    ) == ["compiled"]
-    assert origins_after_lowering(
-        capsys, *words, "--cache", tmp_path / "two", "--cache-remote", far
-    ) == ["from the cache"]
-    assert origins_after_lowering(capsys, *words, "--cache-remote", far) == [
-        "from the cache"
-    ]
 
 
-def test_unreadable_entries_are_kept_and_failed_removals_reported(
-    tmp_path, capsys, monkeypatch
+def test_two_folders_share_a_remote_cache(tmp_path, capsys, model):
+    remote = ("--cache-remote", f"file://{tmp_path}/far")
+    one = ("--cache", tmp_path / "one")
+    two = ("--cache", tmp_path / "two")
+
+    assert lower_with_options(capsys, model, *one, *remote) == "compiled"
+    assert lower_with_options(capsys, model, *two, *remote) == "from the cache"
+
+
+def test_a_remote_cache_without_a_folder_uses_the_users_folder(
+    tmp_path, capsys, monkeypatch, model
 ):
-    """In a folder of many, ``verify`` removed entries that only their owners can read."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("delegraph_workers.cache.sys.platform", "linux")
+    remote = ("--cache-remote", f"file://{tmp_path}/far")
+
+    assert lower_with_options(capsys, model, *remote) == "compiled"
+    assert lower_with_options(capsys, model, *remote) == "from the cache"
+
+    assert len(list((tmp_path / "delegraph").iterdir())) == 1
+
+
+@pytest.fixture
+def three_entries(tmp_path):
+    """Return the paths of three entries, with facts but without a blob."""
     paths = [tmp_path / f"{k:064}.entry" for k in range(3)]
     for path in paths:
         path.write_bytes(write_entry(path, b'[{"backend": 7}]'))
-    real = Path.read_bytes
+    return paths
 
-    def read_bytes(path):
-        if path == paths[0]:
-            raise PermissionError(13, "Permission denied")
-        if path == paths[1]:
-            # another process removed it
-            raise FileNotFoundError(2, "No such file or directory")
-        return real(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    rows = run_for_json(capsys, "cache", "verify", "--cache", tmp_path)[1]["entries"]
-    assert [row["damaged"] for row in rows] == [False] * 3
+def raise_for_paths(monkeypatch, method, errors):
+    """Let a method of ``Path`` raise the error that ``errors`` has for a path."""
+    original = getattr(Path, method)
+
+    def fail(path, **options):
+        if path in errors:
+            raise errors[path]
+        return original(path, **options)
+
+    monkeypatch.setattr(Path, method, fail)
+
+
+def test_unreadable_entries_are_not_removed_as_damaged(
+    three_entries, tmp_path, capsys, monkeypatch
+):
+    """In a shared folder, some entries can be read only by their owners."""
+    private, just_removed, _ = three_entries
+    errors = {
+        private: PermissionError(13, "Permission denied"),
+        just_removed: FileNotFoundError(2, "No such file or directory"),
+    }
+    raise_for_paths(monkeypatch, "read_bytes", errors)
+
+    _, content = run_for_json(capsys, "cache", "verify", "--cache", tmp_path)
+    _, listed, _ = run_command(capsys, "cache", "--cache", tmp_path)
+
+    rows = content["entries"]
+    assert [row["damaged"] for row in rows] == [False, False, False]
     assert {"backend": "7"} in [row["facts"] for row in rows]
-    _, out, _ = run_command(capsys, "cache", "--cache", tmp_path)
-    assert "  cannot be read: Permission denied\n" in out
-    assert len(list(tmp_path.iterdir())) == 3
-    real_unlink = Path.unlink
+    assert "  cannot be read: Permission denied\n" in listed
+    assert sorted(tmp_path.iterdir()) == three_entries
 
-    def unlink(path, **options):
-        if path == paths[0]:
-            raise PermissionError(1, "Operation not permitted")
-        real_unlink(path, **options)
 
-    monkeypatch.setattr(Path, "unlink", unlink)
-    why = run_failing(
+def test_failed_removals_are_reported(three_entries, tmp_path, capsys, monkeypatch):
+    kept = three_entries[0]
+    errors = {kept: PermissionError(1, "Operation not permitted")}
+    raise_for_paths(monkeypatch, "unlink", errors)
+
+    message = run_failing(
         capsys, "cache", "clear", "--cache", tmp_path, code=1, error="write-failed"
     )
-    assert "1 of 3 files in" in why
-    assert "Operation not permitted" in why
-    assert list(tmp_path.iterdir()) == [paths[0]]
+
+    assert "1 of 3 files in" in message
+    assert "Operation not permitted" in message
+    assert list(tmp_path.iterdir()) == [kept]
 
 
 @pytest.mark.parametrize("command", ["accuracy", "compare", "profile"])
-def test_all_commands_that_lower_have_cache_flags(command, tmp_path, capsys):
-    (tmp_path / "m.py").write_text(MODEL)
-    kept = tmp_path / "kept"
+def test_all_commands_that_lower_fill_the_cache(command, tmp_path, capsys, model):
+    folder = tmp_path / "kept"
+
     code, _, _ = run_command(
-        capsys,
-        command,
-        f"{tmp_path / 'm.py'}:made",
-        "--backend",
-        "tosa",
-        "--cache",
-        kept,
+        capsys, command, model, "--backend", "tosa", "--cache", folder
     )
+
     assert code == 0
-    assert len(list(kept.iterdir())) == 1
+    assert len(list(folder.iterdir())) == 1
