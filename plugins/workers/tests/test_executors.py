@@ -1,8 +1,6 @@
-"""Executors of other processes and machines: which of them do, and what a lost worker
-costs.
+"""Compile partitions with an executor, whose workers may be lost or answer wrongly.
 
-Most tests are of an executor that runs a copy of what it is given in a thread: to the
-plugin it looks like any other.
+Most tests use an executor in this process: ``CopyingExecutor``.
 """
 
 import logging
@@ -27,6 +25,11 @@ from torch import nn
 
 
 class Steps(nn.Module):
+    """Applies operators by name, each to the sum of a value and a weight.
+
+    The backend "good" compiles the additions; each is a partition of its own.
+    """
+
     def __init__(self, *names):
         super().__init__()
         self.names = names
@@ -38,23 +41,24 @@ class Steps(nn.Module):
         return x
 
 
+WEIGHT_BYTES = 512 * 1024 * 4
+
+
 def lower_steps(
     registry,
     executor=None,
     names=("sin", "sin"),
     backends=("good",),
-    options=None,
     **choices,
 ):
-    model = Steps(*names).eval()
-    compiler = Compiler(executor=executor, **choices)
-    given = {
-        "backends": list(backends),
-        "registry": registry,
-        "compiler": compiler,
-        "options": options,
-    }
-    return delegraph.lower(model, (torch.ones(512, 1024),), **given)
+    """Lower ``Steps(*names)``; the further ``choices`` are those of ``Compiler``."""
+    return delegraph.lower(
+        Steps(*names).eval(),
+        (torch.ones(512, 1024),),
+        backends=list(backends),
+        registry=registry,
+        compiler=Compiler(executor=executor, **choices),
+    )
 
 
 def contents_of_delegates(result):
@@ -69,148 +73,168 @@ def contents_of_delegates(result):
     ]
 
 
-class Copying:
-    """The face of an executor; ``wrong`` takes the place of the first answers."""
+class CopyingExecutor:
+    """An executor that runs a pickled copy of each job at once, in this process.
 
-    def __init__(self, *wrong):
-        self.wrong = list(wrong)
+    ``faults`` are for the first jobs: an exception to raise, or a function from the
+    right answer to a wrong one. ``jobs`` are the messages that it got, without those
+    that only start a worker.
+    """
+
+    def __init__(self, *faults):
+        self.faults = list(faults)
         self.jobs = []
 
     def submit(self, function, job):
-        future: Future = Future()
         function, job = pickle.loads(pickle.dumps((function, job)))
         assert function in (execute.run, execute.warm)
+        future: Future = Future()
         if function is execute.warm:
             future.set_result(0)
             return future
         self.jobs.append(job)
-        wrong = self.wrong.pop(0) if self.wrong else None
-        if isinstance(wrong, Exception):
-            future.set_exception(wrong)
+        fault = self.faults.pop(0) if self.faults else None
+        if isinstance(fault, Exception):
+            future.set_exception(fault)
+        elif fault is None:
+            future.set_result(function(job))
         else:
-            future.set_result(function(job) if wrong is None else wrong(function(job)))
+            future.set_result(fault(function(job)))
         return future
 
 
-def test_blobs_are_those_of_a_serial_lowering(registry, caplog):
-    with caplog.at_level(logging.INFO, "delegraph.progress"):
-        pool = Copying()
-        assert contents_of_delegates(
-            lower_steps(registry, pool)
-        ) == contents_of_delegates(lower_steps(registry))
-    # the weight has 2 MB
-    assert len(pool.jobs) == 2
-    assert all(len(job) < 20_000 for job in pool.jobs)
-    assert any(
-        "GoodBackend_0 of forward, GoodBackend, compiled by process" in line
-        for line in caplog.messages
+def test_executors_give_the_blobs_of_a_serial_lowering(registry):
+    executor = CopyingExecutor()
+
+    lowered = lower_steps(registry, executor)
+
+    assert contents_of_delegates(lowered) == contents_of_delegates(
+        lower_steps(registry)
     )
+    assert len(executor.jobs) == 2
 
 
-def test_a_cache_and_a_pool(registry, tmp_path):
-    pool = Copying()
+def test_jobs_do_not_contain_the_weights(registry):
+    executor = CopyingExecutor()
+
+    lower_steps(registry, executor)
+
+    assert max(len(job) for job in executor.jobs) < WEIGHT_BYTES / 100
+
+
+def test_jobs_with_a_cache_are_not_repeated(registry, tmp_path):
+    executor = CopyingExecutor()
     expected = contents_of_delegates(lower_steps(registry))
-    lowered = lower_steps(registry, pool, cache=tmp_path / "cache")
-    assert contents_of_delegates(lowered) == expected
-    jobs = len(pool.jobs)
-    lowered = lower_steps(registry, pool, cache=tmp_path / "cache")
-    assert contents_of_delegates(lowered) == expected
-    assert len(pool.jobs) == jobs == 2
+
+    for _ in range(2):  # compiled, and from the cache
+        lowered = lower_steps(registry, executor, cache=tmp_path / "cache")
+        assert contents_of_delegates(lowered) == expected
+        assert len(executor.jobs) == 2
 
 
-def test_progress_names_partitions_despite_a_cache(
-    registry, tmp_path, monkeypatch, caplog
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_progress_names_the_partition_and_its_process(
+    with_cache, registry, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(registry.get_backend("good"), "keeps_names", False)
+    monkeypatch.setattr(registry.get_backend("good"), "keeps_names", not with_cache)
+    choices = {"cache": tmp_path / "cache"} if with_cache else {}
+
     with caplog.at_level(logging.INFO, "delegraph.progress"):
-        lower_steps(registry, Copying(), cache=tmp_path / "cache")
-    assert any(
-        "GoodBackend_0 of forward, GoodBackend, compiled by process" in line
-        for line in caplog.messages
-    )
+        lower_steps(registry, CopyingExecutor(), **choices)
+
+    text = "GoodBackend_0 of forward, GoodBackend, compiled by process"
+    assert any(text in line for line in caplog.messages)
 
 
 def test_workers_without_the_folder_get_weights_with_jobs(registry, monkeypatch):
-    real = execute.fetch_from
+    fetch_from = execute.fetch_from
     monkeypatch.setattr(
         execute,
         "fetch_from",
-        lambda folder, inline: real(folder and "/nowhere", inline),
+        lambda folder, inline: fetch_from(folder and "/nowhere", inline),
     )
-    pool = Copying()
-    assert contents_of_delegates(
-        lower_steps(registry, pool, names=("sin",))
-    ) == contents_of_delegates(lower_steps(registry, names=("sin",)))
-    assert [len(job) > 2_000_000 for job in pool.jobs] == [False, True]
+    executor = CopyingExecutor()
+
+    lowered = lower_steps(registry, executor, names=("sin",))
+
+    expected = lower_steps(registry, names=("sin",))
+    assert contents_of_delegates(lowered) == contents_of_delegates(expected)
+    first, second = executor.jobs
+    assert len(first) < WEIGHT_BYTES
+    assert len(second) > WEIGHT_BYTES
 
 
-def test_lost_worker_causes_one_retry(registry):
-    pool = Copying(OSError("the worker is gone"))
-    assert contents_of_delegates(lower_steps(registry, pool)) == contents_of_delegates(
+def test_a_partition_of_a_lost_worker_is_sent_again(registry):
+    executor = CopyingExecutor(OSError("the worker is gone"))
+
+    lowered = lower_steps(registry, executor)
+
+    assert contents_of_delegates(lowered) == contents_of_delegates(
         lower_steps(registry)
     )
-    assert len(pool.jobs) == 3
+    assert len(executor.jobs) == 2 + 1
 
 
 def test_partitions_lost_twice_run_on_the_host(registry):
-    pool = Copying(*[OSError("the worker is gone")] * 2)
-    result = lower_steps(registry, pool, names=("sin",))
-    assert not result.delegates
-    assert len(pool.jobs) == 2
+    lost = OSError("the worker is gone")
+    executor = CopyingExecutor(lost, lost)
+
+    lowered = lower_steps(registry, executor, names=("sin",))
+
+    assert not lowered.delegates
+    assert len(executor.jobs) == 2
     assert "the executor lost the partition twice: OSError: the worker is gone" in str(
-        result.report
+        lowered.report
     )
 
 
-@pytest.mark.parametrize("names", [("cosh",), ("sinh",)])
-def test_errors_are_those_of_a_serial_lowering(names, registry):
-    told = []
-    for executor in (None, Copying()):
-        try:
-            told.append(
-                str(
-                    lower_steps(
-                        registry, executor, names, ("failing", "refusing")
-                    ).report.given_back
-                )
-            )
-        except PluginFailed as e:
-            told.append((str(e).partition(" (")[0], str(e.source), type(e.__cause__)))
-    assert told[0] == told[1]
+@pytest.mark.parametrize(
+    ("backend", "operator", "reason"),
+    [("refusing", "sinh", "no plan for it"), ("failing", "cosh", "a defect")],
+)
+def test_reasons_of_workers_are_those_of_a_serial_lowering(
+    backend, operator, reason, registry
+):
+    serial = lower_steps(registry, None, (operator,), (backend,))
+    remote = lower_steps(registry, CopyingExecutor(), (operator,), (backend,))
+
+    [given_back] = serial.report.given_back
+    assert reason in given_back.reason
+    assert str(remote.report.given_back) == str(serial.report.given_back)
 
 
 def test_workers_of_another_version_are_refused(registry, monkeypatch):
-    pool = Copying()
-    real = execute.versions_of
+    versions_of = execute.versions_of
     monkeypatch.setattr(
-        execute, "versions_of", lambda name: real(name) | {"torch": "2.9"}
+        execute, "versions_of", lambda name: versions_of(name) | {"torch": "2.9"}
     )
+
     with pytest.raises(
         delegraph.errors.DelegraphError, match=r"has other versions .*torch 2\.9, not"
     ):
-        lower_steps(registry, pool)
+        lower_steps(registry, CopyingExecutor())
 
 
-def damage(answer):
+def flip_last_bit(answer):
     return answer[:-1] + bytes([answer[-1] ^ 1])
 
 
-def with_wrong_constant(answer):
-    """A digest that fits, and a result with a piece of a constant that is none."""
+def with_two_results(answer):
+    """Return a valid message with the result of the only partition twice."""
     header, parts = message.unpack(answer)
     return message.pack(header, [*parts, *parts])
 
 
-def with_foreign_version(answer):
+def with_other_protocol(answer):
     return answer.replace(b"\x01", b"\x02", 1)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    ("change", "error"),
     [
-        (damage, "truncated or damaged"),
-        (with_wrong_constant, "2 results for 1 partitions"),
-        (with_foreign_version, "has protocol 2"),
+        (flip_last_bit, "truncated or damaged"),
+        (with_two_results, "2 results for 1 partitions"),
+        (with_other_protocol, "has protocol 2"),
         (lambda answer: answer[:20], "no message"),
         (lambda answer: None, "returned NoneType"),
         (
@@ -223,22 +247,25 @@ def with_foreign_version(answer):
         ),
     ],
 )
-def test_answers_are_not_trusted(wrong, text, registry):
-    with pytest.raises((FormatError, PluginFailed), match=text):
-        lower_steps(registry, Copying(wrong), names=("sin",))
+def test_wrong_answers_of_workers_are_errors(change, error, registry):
+    with pytest.raises((FormatError, PluginFailed), match=error):
+        lower_steps(registry, CopyingExecutor(change), names=("sin",))
 
 
-def test_forked_processes_are_refused(registry, tmp_path, monkeypatch):
+def test_executors_that_fork_are_refused(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+    fork = multiprocessing.get_context("fork")
+
+    with ProcessPoolExecutor(1, mp_context=fork) as pool:
         with pytest.raises(OptionError, match="forks its processes") as error:
             lower_steps(registry, pool)
+
     assert "get_context('spawn')" in error.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
-class Column(nn.Module):
-    """Adds a constant with gaps, whose bytes have no address of their own."""
+class AddColumn(nn.Module):
+    """Adds a constant that is not contiguous in memory."""
 
     def __init__(self, value):
         super().__init__()
@@ -248,96 +275,154 @@ class Column(nn.Module):
         return torch.sinh(x + self.column)
 
 
-def test_a_refusal_is_of_the_constants_and_the_limits(registry):
-    pool = Copying()
-    there = Workers(pool)
+@pytest.fixture
+def executor():
+    return CopyingExecutor()
 
-    def refused(value, limits):
-        program = torch.export.export(Column(value), (torch.ones(8),), strict=False)
+
+@pytest.fixture
+def compile_refused(registry, executor):
+    """Return ``Workers``, and a function that compiles a program with them.
+
+    The backend refuses the program, which adds a constant of this ``value``.
+    """
+    workers = Workers(executor)
+
+    def compile_program(value, seconds):
+        program = torch.export.export(AddColumn(value), (torch.ones(8),), strict=False)
         with pytest.raises(Unsupported, match="no plan for it") as error:
-            there.compile(
+            workers.compile(
                 "RefusingBackend",
                 "troubled/refusing",
                 {},
                 {"": [program]},
                 {"": [[]]},
-                limits,
+                Limits(seconds),
             )
         assert error.value.hint == "none"
-        return len(pool.jobs)
 
-    try:
-        asked = [
-            refused(value, Limits(seconds))
-            for value, seconds in [(1.0, 1), (1.0, 1), (2.0, 1), (1.0, 9)]
-        ]
-        assert asked == [1, 1, 2, 3]
-        there.forget()
-        assert refused(1.0, Limits(1)) == 4
-    finally:
-        there.close()
+    yield workers, compile_program
+    workers.close()
+
+
+def test_an_equal_program_is_refused_without_another_job(compile_refused, executor):
+    _, compile_program = compile_refused
+
+    compile_program(value=1.0, seconds=1)
+    compile_program(value=1.0, seconds=1)
+
+    assert len(executor.jobs) == 1
+
+
+def test_other_constants_or_limits_are_another_job(compile_refused, executor):
+    _, compile_program = compile_refused
+
+    compile_program(value=1.0, seconds=1)
+    compile_program(value=2.0, seconds=1)
+    compile_program(value=1.0, seconds=9)
+
+    assert len(executor.jobs) == 3
+
+
+def test_refusals_can_be_forgotten(compile_refused, executor):
+    workers, compile_program = compile_refused
+
+    compile_program(value=1.0, seconds=1)
+    workers.forget()
+    compile_program(value=1.0, seconds=1)
+
+    assert len(executor.jobs) == 2
+
+
+@pytest.fixture
+def pool_of_two():
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        yield pool
 
 
 @pytest.mark.slow
-def test_pools_survive_a_process_that_dies(registry, monkeypatch):
-    expected = contents_of_delegates(lower_steps(registry, names=("sin", "cos", "sin")))
-    with ProcessPoolExecutor(
-        2, mp_context=multiprocessing.get_context("spawn")
-    ) as pool:
-        lowered = lower_steps(registry, pool, ("sin", "cos", "sin"))
-        assert contents_of_delegates(lowered) == expected
-    with ProcessPoolExecutor(
-        2, mp_context=multiprocessing.get_context("spawn")
-    ) as pool:
-        result = lower_steps(
-            registry, pool, ("sin", "cos", "sin"), ("crashing", "good")
-        )
-        assert "SIGSEGV" in result.report.given_back[0].reason
-        with pytest.raises(BrokenProcessPool):
-            pool.submit(print)
+def test_a_pool_of_processes_gives_the_blobs_of_a_serial_lowering(
+    registry, pool_of_two
+):
+    names = ("sin", "cos", "sin")
+
+    lowered = lower_steps(registry, pool_of_two, names)
+
+    expected = lower_steps(registry, names=names)
+    assert contents_of_delegates(lowered) == contents_of_delegates(expected)
 
 
 @pytest.mark.slow
-def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
-    """The scheduler gives the job of a lost worker to another one."""
+def test_a_compiler_that_crashes_ends_the_pool_but_not_the_lowering(
+    registry, pool_of_two
+):
+    lowered = lower_steps(
+        registry, pool_of_two, ("sin", "cos", "sin"), ("crashing", "good")
+    )
+
+    assert "SIGSEGV" in lowered.report.given_back[0].reason
+    with pytest.raises(BrokenProcessPool):
+        pool_of_two.submit(print)
+
+
+@pytest.fixture
+def dask_client(folder, monkeypatch):
+    """Return a client of a cluster with two worker processes."""
     distributed = pytest.importorskip("distributed", reason="pip install distributed")
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("TROUBLED_SECONDS", "5")
-    expected = contents_of_delegates(lower_steps(registry))
-    killed = []
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None
-    ) as cluster:
-        with distributed.Client(cluster) as client:
-            lowered = lower_steps(registry, client.get_executor())
-            assert contents_of_delegates(lowered) == expected
-            pids = client.run(os.getpid)
-
-            def kill_a_busy_one():
-                while not (
-                    busy := [
-                        worker for worker, tasks in client.processing().items() if tasks
-                    ]
-                ):
-                    time.sleep(0.1)
-                time.sleep(1)
-                killed.append(pids[busy[0]])
-                os.kill(pids[busy[0]], signal.SIGKILL)
-
-            killer = threading.Thread(target=kill_a_busy_one)
-            killer.start()
-            lowered = lower_steps(registry, client.get_executor())
-            assert contents_of_delegates(lowered) == expected
-            killer.join()
-            assert len(killed) == 1
-            assert not {*killed} & {*client.run(os.getpid).values()}
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
 
 
 @pytest.mark.slow
-def test_loky_and_a_worker_that_is_killed(registry, folder, monkeypatch):
+def test_dask_gives_the_blobs_of_a_serial_lowering(registry, dask_client):
+    lowered = lower_steps(registry, dask_client.get_executor())
+
+    assert contents_of_delegates(lowered) == contents_of_delegates(
+        lower_steps(registry)
+    )
+
+
+@pytest.mark.slow
+def test_dask_gives_the_job_of_a_killed_worker_to_another(registry, dask_client):
+    expected = contents_of_delegates(lower_steps(registry))
+    pids = dask_client.run(os.getpid)
+    killed = []
+
+    def kill_a_busy_worker():
+        busy = []
+        while not busy:
+            time.sleep(0.1)
+            processing = dask_client.processing()
+            busy = [worker for worker, tasks in processing.items() if tasks]
+        time.sleep(1)  # so that it compiles: that takes 5 seconds
+        pid = pids[busy[0]]
+        killed.append(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_a_busy_worker)
+    killer.start()
+    lowered = lower_steps(registry, dask_client.get_executor())
+    killer.join()
+
+    assert contents_of_delegates(lowered) == expected
+    assert len(killed) == 1
+    assert killed[0] not in dask_client.run(os.getpid).values()
+
+
+@pytest.mark.slow
+def test_loky_replaces_a_killed_worker(registry, folder, monkeypatch):
     loky = pytest.importorskip("loky", reason="pip install loky")
     monkeypatch.setenv("PYTHONPATH", str(folder))
     expected = contents_of_delegates(lower_steps(registry))
+
     with loky.ProcessPoolExecutor(2) as pool:
         assert contents_of_delegates(lower_steps(registry, pool)) == expected
         os.kill(next(iter(pool._processes)), signal.SIGKILL)
@@ -345,31 +430,33 @@ def test_loky_and_a_worker_that_is_killed(registry, folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_submitit_compiles_as_this_process_does(
+def test_submitit_runs_one_job_for_each_partition(
     registry, folder, monkeypatch, tmp_path
 ):
-    """Its jobs are no futures of concurrent.futures, and have ``result()`` all the
-    same.
-    """
+    """Jobs of submitit have ``result()``, but are not ``concurrent.futures.Future``."""
     submitit = pytest.importorskip("submitit", reason="pip install submitit")
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    pool = submitit.LocalExecutor(tmp_path / "jobs")
-    pool.update_parameters(timeout_min=5)
-    assert contents_of_delegates(lower_steps(registry, pool)) == contents_of_delegates(
+    executor = submitit.LocalExecutor(tmp_path / "jobs")
+    executor.update_parameters(timeout_min=5)
+
+    lowered = lower_steps(registry, executor)
+
+    assert contents_of_delegates(lowered) == contents_of_delegates(
         lower_steps(registry)
     )
-    # one job a partition, and none to warm up
     assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 2
 
 
-def test_everything_is_put_away(registry, tmp_path, monkeypatch):
+def test_temporary_files_are_removed_after_lowering(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    lower_steps(registry, Copying())
+
+    lower_steps(registry, CopyingExecutor())
+
     assert list(tmp_path.iterdir()) == []
 
 
-class Broken:
-    """A pool whose processes have ended."""
+class BrokenPool:
+    """A pool of two whose processes have ended."""
 
     _max_workers = 2
 
@@ -377,8 +464,8 @@ class Broken:
         raise BrokenProcessPool("a process in the pool was terminated")
 
 
-class Counting:
-    """Counts how many do something at a time."""
+class ConcurrencyCounter:
+    """A context manager; ``most`` is how many threads were in it at a time."""
 
     def __init__(self):
         self.now = 0
@@ -397,115 +484,111 @@ class Counting:
 
 
 def test_broken_pools_are_replaced_by_as_many_workers(registry, monkeypatch):
-    """Each partition had one, at the same time: a broken pool of two took all memory."""
-    counting = Counting()
+    """A process for each of many partitions would take all memory."""
+    counter = ConcurrencyCounter()
 
-    class Here:
+    class WorkerInThisProcess:
         def __init__(self, folder, python=None):
             self.pid = os.getpid()
             self.alive = True
 
         def run(self, job, limits):
-            with counting:
+            with counter:
                 return execute.execute(job), ""
 
         def close(self):
             pass
 
-    monkeypatch.setattr("delegraph_workers.workers.WorkerProcess", Here)
+    monkeypatch.setattr("delegraph_workers.workers.WorkerProcess", WorkerInThisProcess)
     names = ["sin"] * 6
-    assert contents_of_delegates(
-        lower_steps(registry, Broken(), names)
-    ) == contents_of_delegates(lower_steps(registry, None, names))
-    assert counting.most == 2
+
+    lowered = lower_steps(registry, BrokenPool(), names)
+
+    expected = lower_steps(registry, None, names)
+    assert contents_of_delegates(lowered) == contents_of_delegates(expected)
+    assert counter.most == 2
 
 
-def test_separate_environments_respect_the_size_of_the_pool():
-    counting = Counting()
-    pool = Copying()
-    pool._max_workers = 2
+@pytest.fixture
+def workers_of_two():
+    """Return ``Workers`` with an executor that runs two jobs at a time."""
+    executor = CopyingExecutor()
+    executor._max_workers = 2
+    workers = Workers(executor)
+    yield workers
+    workers.close()
+
+
+def test_backends_of_other_environments_respect_the_pool_size(workers_of_two):
+    counter = ConcurrencyCounter()
 
     class FarBackend(Remote):
         thread_safe = True
 
         @staticmethod
         def preprocess(edge_program, compile_specs):
-            with counting:
+            with counter:
                 return PreprocessResult(b"far")
 
         @classmethod
         def limited(cls, limits):
             return cls
 
-    there = Workers(pool)
-    try:
-        made = there.stand_in(
-            FarBackend, "delegraph-workers/far", ("delegraph-workers", "1")
-        )
-        assert made.__name__ == FarBackend.__name__
-        assert made.__module__ == FarBackend.__module__
-        with ThreadPoolExecutor(8) as threads:
-            results = list(
-                threads.map(
-                    lambda _: made.preprocess(None, []).processed_bytes, range(8)
-                )
-            )
-        assert results == [b"far"] * 8
-        assert counting.most == 2
-    finally:
-        there.close()
-
-
-@pytest.mark.parametrize("backends", [("good",), "partitioner"])
-def test_executors_that_were_shut_down_are_refused(backends, registry):
-    """It was an error of another module, or the partitions were the host's."""
-    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
-    pool.shutdown()
-    given = (
-        [registry.get_partitioner("good")] if backends == "partitioner" else backends
+    stand_in = workers_of_two.stand_in(
+        FarBackend, "delegraph-workers/far", ("delegraph-workers", "1")
     )
+
+    def compile_one(_):
+        return stand_in.preprocess(None, []).processed_bytes
+
+    with ThreadPoolExecutor(8) as threads:
+        blobs = list(threads.map(compile_one, range(8)))
+
+    assert blobs == [b"far"] * 8
+    assert counter.most == 2
+    # errors of the backend name its class
+    assert stand_in.__name__ == FarBackend.__name__
+    assert stand_in.__module__ == FarBackend.__module__
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_executors_that_were_shut_down_are_refused(by_name, registry):
+    executor = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    executor.shutdown()
+    backend = "good" if by_name else registry.get_partitioner("good")
+
     with pytest.raises(
         OptionError,
         match="the ProcessPoolExecutor accepts no calls: RuntimeError: cannot schedule",
     ):
-        lower_steps(registry, pool, ("sin",), given)
+        lower_steps(registry, executor, ("sin",), [backend])
 
 
-def test_settings_follow_their_programs_in_any_method_order(registry):
-    there = Workers(Copying())
-    jobs = []
+def test_compile_specs_follow_their_programs_in_any_method_order(
+    registry, workers_of_two
+):
+    headers = []
 
-    def send(header, *given):
-        jobs.append(header)
+    def send(header, *rest):
+        headers.append(header)
         raise Unsupported("unsupported", "seen enough")
 
-    there.send = send
+    workers_of_two.send = send
     program = torch.export.export(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
     programs = {"prefill": [program], "decode": [program, program]}
     specs = {
-        name: [
-            [CompileSpec("of", f"{name} {k}".encode())]
-            for k in range(len(programs[name]))
-        ]
-        for name in programs
+        "decode": [[CompileSpec("of", b"decode 0")], [CompileSpec("of", b"decode 1")]],
+        "prefill": [[CompileSpec("of", b"prefill 0")]],
     }
-    try:
-        with pytest.raises(Unsupported, match="seen enough"):
-            there.compile(
-                "GoodBackend",
-                "troubled/good",
-                {},
-                programs,
-                dict(reversed(specs.items())),
-            )
-    finally:
-        there.close()
-    told = [
-        (method, bytes.fromhex(given[0][1]).decode())
-        for method, given in jobs[0]["programs"]
-    ]
-    assert told == [
-        ("prefill", "prefill 0"),
-        ("decode", "decode 0"),
-        ("decode", "decode 1"),
+
+    with pytest.raises(Unsupported, match="seen enough"):
+        workers_of_two.compile("GoodBackend", "troubled/good", {}, programs, specs)
+
+    sent = []
+    for method, ((_, value), *_) in headers[0]["programs"]:
+        sent.append((method, bytes.fromhex(value)))
+    assert sent == [
+        ("prefill", b"prefill 0"),
+        ("decode", b"decode 0"),
+        ("decode", b"decode 1"),
     ]
