@@ -1,6 +1,4 @@
-"""Compilers that end their process, or do not end: what it costs, and what the report
-says.
-"""
+"""``isolation="process"`` compiles in worker processes, which may crash or hang."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +12,14 @@ from delegraph.partitioner import CapabilityPartitioner
 from delegraph_workers import Compiler, workers
 from torch import nn
 
-aten = torch.ops.aten
-APART = {"isolation": "process"}
+ISOLATED = {"isolation": "process"}
 
 
 class Steps(nn.Module):
-    """Operators by name, with an addition of a weight before each of them."""
+    """Applies operators by name, each to the sum of a value and a weight.
+
+    The backend "good" compiles the additions; each is a partition of its own.
+    """
 
     def __init__(self, *names):
         super().__init__()
@@ -32,108 +32,149 @@ class Steps(nn.Module):
         return x
 
 
+X = torch.ones(512, 1024)
+
+
 def lower_steps(names, registry, *backends, require_full=False, **choices):
-    model = Steps(*names).eval()
-    inputs = (torch.ones(512, 1024),)
-    used = [*backends, "good"]
+    """Lower ``Steps(*names)`` for these backends and for "good".
+
+    ``choices`` are those of ``Compiler``.
+    """
     return delegraph.lower(
-        model,
-        inputs,
-        backends=used,
+        Steps(*names).eval(),
+        (X,),
+        backends=[*backends, "good"],
         registry=registry,
         require_full=require_full,
         compiler=Compiler(**choices),
     )
 
 
-def blobs_of(result):
+def blobs_of(lowered):
     return [
         (delegate.name, delegate.processed_bytes, delegate.debug_handle_map)
-        for delegate in result.delegates
+        for delegate in lowered.delegates
     ]
 
 
-def test_crash_loses_only_one_partition(registry):
-    """Two workers: one that dies, and the one that the others are compiled in."""
-    result = lower_steps(
-        ["sin", "sinh"], registry, "crashing", "refusing", isolation="process"
-    )
-    crashed, refused = result.report.given_back
+@pytest.fixture
+def with_crash(registry):
+    """Return a lowering with a compiler that crashes and one that refuses."""
+    return lower_steps(["sin", "sinh"], registry, "crashing", "refusing", **ISOLATED)
+
+
+def test_a_crash_is_reported_with_its_place_and_output(with_crash):
+    crashed, _ = with_crash.report.given_back
+
     assert crashed.backend == "crashing"
-    assert refused.backend == "refusing"
     assert "its process was killed by SIGSEGV" in crashed.reason
-    assert "crashing soon" in crashed.reason
+    assert "crashing soon" in crashed.reason  # the compiler printed it
     assert "troubled.py" in crashed.reason
-    assert " s;" in crashed.reason
+    assert " s;" in crashed.reason  # the time that it took
+
+
+def test_a_crash_loses_only_its_own_partition(with_crash, registry):
+    _, refused = with_crash.report.given_back
+    without_crash = lower_steps(["sin", "sinh"], registry, "refusing")
+
+    assert refused.backend == "refusing"
     assert "no plan for it" in refused.reason
-    lowered = lower_steps(["sin", "sinh"], registry, "refusing")
-    assert blobs_of(result) == blobs_of(lowered)
-    row = result.report.delegates[0]
-    assert row.backend == "good"
-    assert row.output == "compiled well"
-    assert "compiler printed: compiled well" in result.report.to_text(verbose=True)
+    assert blobs_of(with_crash) == blobs_of(without_crash)
+
+
+def test_reports_have_what_isolated_compilers_print(with_crash):
+    delegate = with_crash.report.delegates[0]
+
+    assert delegate.backend == "good"
+    assert delegate.output == "compiled well"
+    text = with_crash.report.to_text(verbose=True)
+    assert "compiler printed: compiled well" in text
 
 
 @pytest.mark.slow
-def test_four_ways_to_misbehave(registry):
-    names = ["sin", "cos", "tan", "exp", "tanh"]
-    troubled = ["crashing", "exiting", "hanging", "greedy", "leaving"]
+@pytest.mark.parametrize(
+    ("backend", "operator", "reasons"),
+    [
+        ("crashing", "sin", ["was killed by SIGSEGV"]),
+        ("exiting", "cos", ["ended with exit code 0"]),
+        # the compiler printed "patience"
+        ("hanging", "tan", ["was stopped after 3 s", "patience", "troubled.py"]),
+        ("greedy", "exp", ["needs more than 1000 MB"]),
+        ("leaving", "tanh", ["its compiler exited: no licence"]),
+    ],
+)
+def test_misbehaving_compilers_lose_only_their_partition(
+    backend, operator, reasons, registry
+):
     limits = {"time_limit": 3.0, "memory_limit": 1_000_000_000}
-    result = lower_steps(names, registry, *troubled, isolation="process", **limits)
-    reasons = {row.backend: row.reason for row in result.report.given_back}
-    assert list(reasons) == troubled
-    assert "was killed by SIGSEGV" in reasons["crashing"]
-    assert "ended with exit code 0" in reasons["exiting"]
-    assert "was stopped after 3 s" in reasons["hanging"]
-    assert "patience" in reasons["hanging"]
-    assert "time.sleep" in reasons["hanging"] or "troubled.py" in reasons["hanging"]
-    assert "needs more than 1000 MB" in reasons["greedy"]
-    assert "its compiler exited: no licence" in reasons["leaving"]
-    assert blobs_of(result) == blobs_of(lower_steps(names, registry))
+
+    lowered = lower_steps([operator], registry, backend, **ISOLATED, **limits)
+
+    [given_back] = lowered.report.given_back
+    assert given_back.backend == backend
+    for reason in reasons:
+        assert reason in given_back.reason
+    assert blobs_of(lowered) == blobs_of(lower_steps([operator], registry))
+
+
+@pytest.mark.slow
+def test_require_full_raises_if_a_compiler_is_stopped(registry):
     with pytest.raises(NotFullyDelegated, match="was stopped after 1 s"):
         lower_steps(["tan"], registry, "hanging", require_full=True, time_limit=1)
 
 
-def test_only_backends_that_declare_isolation_are_isolated(registry, monkeypatch):
-    """``isolated=True``; the others are compiled here. Nothing is started, since nobody
-    answers.
-    """
-    begun = []
+@pytest.fixture
+def prepared(monkeypatch):
+    """Return the list of backends for which workers are prepared."""
+    prepared = []
 
-    class Recorded(workers.Workers):
+    class RecordedWorkers(workers.Workers):
         def prepare(self, backends):
-            begun.append(list(backends))
+            prepared.append(list(backends))
 
-    monkeypatch.setattr("delegraph_workers.compiler.Workers", Recorded)
+    monkeypatch.setattr("delegraph_workers.compiler.Workers", RecordedWorkers)
+    return prepared
+
+
+def test_only_backends_that_declare_isolation_are_isolated(registry, prepared):
+    """The backend "leaving" declares ``isolated=True``, and "good" does not."""
     lower_steps(["sin"], registry, "leaving")
-    assert begun == [["troubled/leaving"]]
+
+    assert prepared == [["troubled/leaving"]]
+
+
+def test_without_backends_no_worker_is_started(registry, prepared):
     delegraph.lower(
         Steps("sin").eval(),
-        (torch.ones(512, 1024),),
+        (X,),
         backends=[],
         registry=registry,
-        compiler=Compiler(**APART),
+        compiler=Compiler(**ISOLATED),
     )
-    assert len(begun) == 1  # there is nothing to compile
+
+    assert prepared == []
 
 
-def test_a_registered_backend_is_refused(registry):
+def test_backends_registered_in_this_process_cannot_be_isolated(registry):
+    """A worker process does not know them."""
     import troubled
 
-    made = type("HereBackend", (troubled.GoodBackend,), {"__module__": "troubled"})
-    additions = CapabilityPartitioner(
-        lambda n: None if n.target is aten.add.Tensor else "no", "HereBackend"
+    backend = type("HereBackend", (troubled.GoodBackend,), {"__module__": "troubled"})
+    partitioner = CapabilityPartitioner(
+        lambda node: None if node.target is torch.ops.aten.add.Tensor else "no",
+        "HereBackend",
     )
+
     with (
-        registry.register(made),
+        registry.register(backend),
         pytest.raises(OptionError, match="HereBackend was registered in this process"),
     ):
         delegraph.lower(
             Steps("sin").eval(),
-            (torch.ones(512, 1024),),
-            backends=[additions],
+            (X,),
+            backends=[partitioner],
             registry=registry,
-            compiler=Compiler(**APART),
+            compiler=Compiler(**ISOLATED),
         )
 
 
@@ -159,14 +200,14 @@ def test_wrong_options_of_isolation_are_refused(choices, text, registry):
         lower_steps(["sin"], registry, **choices)
 
 
-def test_missing_workers_distribution_is_one_error(registry, monkeypatch):
+def test_isolation_without_the_workers_plugin_is_an_error(registry, monkeypatch):
     monkeypatch.setattr(Registry, "declared", lambda self, kind: [])
     with pytest.raises(
         PluginUnavailable, match="comes with delegraph-workers"
     ) as error:
         delegraph.lower(
             Steps("sin").eval(),
-            (torch.ones(512, 1024),),
+            (X,),
             backends=["leaving"],
             registry=registry,
         )
@@ -174,44 +215,48 @@ def test_missing_workers_distribution_is_one_error(registry, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_executor_may_isolate_too(registry):
-    """What the executor is given starts a process of its own, and watches over it."""
+def test_jobs_of_executors_can_be_isolated(registry):
+    """A worker of the executor then starts a process for the compiler."""
     with ThreadPoolExecutor(1) as threads:
 
-        class Face:
+        class CopyingExecutor:
             def submit(self, function, job):
-                return threads.submit(*pickle.loads(pickle.dumps((function, job))))
+                function, job = pickle.loads(pickle.dumps((function, job)))
+                return threads.submit(function, job)
 
-        result = lower_steps(
-            ["sin"], registry, "crashing", executor=Face(), isolation="process"
+        lowered = lower_steps(
+            ["sin"], registry, "crashing", executor=CopyingExecutor(), **ISOLATED
         )
-    assert "SIGSEGV" in result.report.given_back[0].reason
-    assert blobs_of(result) == blobs_of(lower_steps(["sin"], registry))
-    assert result.report.delegates[0].output == "compiled well"
+
+    assert "SIGSEGV" in lowered.report.given_back[0].reason
+    assert blobs_of(lowered) == blobs_of(lower_steps(["sin"], registry))
+    assert lowered.report.delegates[0].output == "compiled well"
 
 
 @pytest.mark.slow
-def test_a_worker_reads_a_quantized_program():
-    """torch registers the operators of quantized programs when a module of it is
-    imported, which no rule needs here.
+def test_workers_read_quantized_programs():
+    """Operators of quantized programs exist only after the import of a torch module.
+
+    No rule imports that module, so the worker has to do it.
     """
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     x = torch.randn(2, 4)
     quantized = delegraph.quantize(model, [(x,)], backend="tosa")
-    apart, here = (
-        delegraph.lower(quantized, backends=["tosa"], compiler=c)
-        for c in (Compiler(**APART), None)
-    )
-    assert (
-        [delegate.processed_bytes for delegate in apart.delegates]
-        == [delegate.processed_bytes for delegate in here.delegates]
-        != []
+
+    isolated = delegraph.lower(
+        quantized, backends=["tosa"], compiler=Compiler(**ISOLATED)
     )
 
+    here = delegraph.lower(quantized, backends=["tosa"])
+    assert here.delegates
+    assert [delegate.processed_bytes for delegate in isolated.delegates] == [
+        delegate.processed_bytes for delegate in here.delegates
+    ]
 
-def test_isolated_partitions_have_a_fingerprint_and_are_cached(registry, tmp_path):
-    first = lower_steps(["sin"], registry, cache=tmp_path, **APART)
-    again = lower_steps(["sin"], registry, cache=tmp_path, **APART)
+
+def test_isolated_partitions_are_cached(registry, tmp_path):
+    first = lower_steps(["sin"], registry, cache=tmp_path, **ISOLATED)
+    again = lower_steps(["sin"], registry, cache=tmp_path, **ISOLATED)
     assert [delegate.fingerprint for delegate in first.delegates] == ["1"]
     assert blobs_of(again) == blobs_of(first)
     assert ", from the cache" in again.report.to_text(verbose=True)
