@@ -84,7 +84,7 @@ def _call_hook(manager: pluggy.PluginManager, plugin: Any, hook: str) -> Sequenc
     """Call the hook of ``plugin`` and return its declarations; none if the plugin does
     not implement the hook.
 
-    Raises PluginDefect if the result is not a list or tuple of ``DECLARATION_OF[hook]``.
+    Raises PluginDefect unless the result is a list or tuple of ``DECLARATION_OF[hook]``.
     The function is called directly: pluggy would call the hook of all plugins, and end
     at the first exception.
     """

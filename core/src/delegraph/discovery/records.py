@@ -163,8 +163,8 @@ class BackendEntry:
 
     @property
     def location(self) -> str:
-        """Return the file of the backend's plugin, or the other environment that has the
-        backend, for listings and errors.
+        """Return the file of the backend's plugin, or the other environment that has
+        the backend, for listings and errors.
         """
         if isinstance(self.spec, RemoteBackendSpec):
             return self.spec.location

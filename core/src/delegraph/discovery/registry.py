@@ -194,8 +194,8 @@ class Registry:
                     yield spec, record
 
     def _entries(self) -> list[BackendEntry]:
-        """Return all declared backends. A preferred backend (``preferring``) hides other
-        backends with the same name or id.
+        """Return all declared backends. A preferred backend (``preferring``) hides
+        other backends with the same name or id.
         """
         entries = [BackendEntry(*declared) for declared in self._of_kind(BackendSpec)]
         taken = {name for entry in self._preferred for name in entry.names}
@@ -529,9 +529,11 @@ class Registry:
         command, format, report, model or compiler.
 
         ``kind``: the declaration's class. ``asked``: its name or ``distribution/name``;
-        for formats and reports, the name of a file with the suffix. Raises PluginConflict, PluginUnavailable or PluginBroken. If
-        no plugin has such a declaration, raises FormatNotFound or UsageError; the hint
-        names the distribution to install, if this project has one.
+        for formats and reports, the name of a file with the suffix.
+
+        Raises PluginConflict, PluginUnavailable or PluginBroken. If no plugin has such a
+        declaration, raises FormatNotFound or UsageError; the hint names the
+        distribution to install, if this project has one.
         """
         return self._resolve(*self._find_with_plugin(kind, asked))
 

@@ -64,9 +64,9 @@ def pop_settings(work: Callable[[], str]) -> None:
     if now == before or now is None:
         return
     torch: Any = sys.modules["torch"]
-    # If ``before`` is None, the plugin imported torch. Then torch's initial settings are
-    # wanted, in the order of ``Settings``. The initial number of threads is unknown, so
-    # it stays.
+    # If ``before`` is None, the plugin imported torch. Then the initial settings of
+    # torch are wanted, in the order of ``Settings``. The initial number of threads is
+    # unknown, so it stays.
     *_, threads = now
     wanted = before or (torch.float32, True, threads)
     setters = torch.set_default_dtype, torch.set_grad_enabled, torch.set_num_threads

@@ -59,11 +59,11 @@ def ask(
 ) -> Answer:
     """Ask ``partitioner`` about ``program``, and check that it only sets tags.
 
-    ``session``: calls the partitioner, or has an earlier answer; None: the partitioner
-    is called here. ``may_fail``: if the partitioner raises an exception, calls are
-    refused as ``_result_after_failure`` describes. Without it, PluginFailed is raised.
-    Raises ContractViolation for a result of a wrong type, a tag that is not allowed,
-    and for a partitioner that changes more than tags.
+    ``session`` calls the partitioner, or returns an earlier answer. Without a session,
+    the partitioner is called here. ``may_fail``: an exception of the partitioner leads
+    to refusals (``_result_after_failure``), instead of PluginFailed. Raises
+    ContractViolation for a result of a wrong type, for a tag that is not allowed, and
+    for a change of anything but tags.
     """
     before = Snapshot(program)
     try:
@@ -94,11 +94,11 @@ def _call(program: ExportedProgram, partitioner: Partitioner) -> PartitionResult
 def _result_after_failure(
     program: ExportedProgram, partitioner: Partitioner, failure: PluginFailed
 ) -> PartitionResult:
-    """Return a result for a partitioner that raised an exception.
+    """Return a result for a partitioner that raised ``failure``.
 
-    If the partitioner has a support check, it is asked again, with a check that refuses
-    the calls about which it raises an exception. If there is no support check, or if
-    the second attempt fails, too, all calls are refused.
+    If the partitioner has a support check, the partitioner is called again. Each
+    exception of the check then refuses the call that was asked about. Without a support
+    check, or if the second attempt fails, too, all calls are refused.
     """
     _forget_tags(program)
     guarded_partitioner = guarded(partitioner)
@@ -129,8 +129,8 @@ def make_plan(answer: Answer) -> Plan:
     """
     program, result, tags = answer
     partitions = build_partitions(program, result, tags)
-    # The first tag of a call names the partition that returns its value. If the first
-    # tag is None, the host computes the value.
+    # Several partitions may compute the same call on constants. Only the partition of
+    # the call's first tag returns the value. None as the first tag is the host.
     provider = {
         node: partitions[node_tags[0]]
         for node, node_tags in tags.items()
@@ -155,8 +155,7 @@ def build_partitions(
     """
     partitions = _collect_members(tags, result)
     position = {n: k for k, n in enumerate(program.graph.nodes)}
-    # before outputs are found: the host does not return new values of buffers that
-    # partitions keep
+    # first, since a buffer that a partition keeps has no output for its new value
     give_state(program, tags, partitions)
     kept_buffers: set[Node] = set()
     for partition in partitions.values():
@@ -221,7 +220,8 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
             )
         # None as the first tag means that the host computes the call as well
         is_on_host = node_tags[0] is None and node.op == "call_function"
-        for tag in node_tags[1:] if is_on_host else node_tags:
+        backend_tags = node_tags[1:] if is_on_host else node_tags
+        for tag in backend_tags:
             if tag not in valid:
                 text = (
                     f"{subject}: tag {tag!r} of {node.name} is not in partition_tags"
@@ -251,7 +251,7 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
             " a str",
             node,
         )
-    # None alone means that there is no tag; together with tags, None is the host
+    # (None,) means that there is no tag; in (None, tag), None is the host
     if node_tags == (None,):
         node_tags = ()
     if node.target is not operator.getitem or node.op != "call_function":
@@ -321,9 +321,9 @@ def _set_inputs_and_outputs(
     partition.constants.sort(key=position.__getitem__)
     inside = {*partition.nodes, *partition.constants}
     used = (operand for node in partition.nodes for operand in node.all_input_nodes)
-    # The order of first use is ExecuTorch's, and device halves that count positions
-    # rely on it. In graph order, blobs of equal layers could differ, because the host
-    # may compute their inputs in different orders.
+    # Inputs are in the order of first use, as in ExecuTorch: runtimes on devices rely
+    # on these positions. In graph order, blobs of equal layers could differ, because
+    # the host may compute their inputs in different orders.
     partition.inputs = list(
         dict.fromkeys(n for n in used if n not in inside and n.op != "get_attr")
     )
@@ -333,7 +333,8 @@ def _set_inputs_and_outputs(
         if tags[n][0] == partition.tag and _is_output(n, tags, returned)
     ]
     # Files of whole programs need results in the program's order. So outputs that are
-    # results are sorted among themselves; other outputs stay where they are.
+    # results are sorted, and other outputs keep their positions. For example, (c, x, a)
+    # becomes (a, x, c) if x is not a result.
     results = [n for n in outputs if n in result_position]
     in_order = iter(sorted(results, key=result_position.__getitem__))
     partition.outputs = [next(in_order) if n in result_position else n for n in outputs]
@@ -357,8 +358,8 @@ def _is_output(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
     """
     has_several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]
-    # a user without tags is on the host
-    used_elsewhere = any(
-        not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in users
-    )
+    # The host has the tag None, and its calls may lack tags. A user is elsewhere if it
+    # has a tag that the node lacks.
+    own_tags = {*tags[node]}
+    used_elsewhere = any({*tags.get(u, (None,))} - own_tags for u in users)
     return not has_several and (used_elsewhere or node in returned)

@@ -18,11 +18,11 @@ from .partition_records import Partition, Tags, contract_broken
 def give_state(
     program: ExportedProgram, tags: Tags, partitions: Mapping[str, Partition]
 ) -> None:
-    """Let partitions own the written buffers that are tagged for them.
+    """Let partitions own the written buffers that have their tags.
 
     Fills ``state`` of the partitions, and adds the buffers to their ``constants``.
-    Raises ContractViolation if a written buffer has several tags. Also raises it if a
-    node outside of the partition reads the buffer or computes its last value.
+    Raises ContractViolation if a written buffer has several tags, or if a node outside
+    of the owner reads the buffer or computes its last value.
     """
     for buffer, last in written_values(program).items():
         if buffer not in tags:
@@ -40,6 +40,7 @@ def give_state(
             for u in buffer.users
             if u.op == "output" or tags.get(u) != own_tags
         ]
+        # no partition computes a placeholder, such as another input of the program
         if tags.get(last) != own_tags or last.op == "placeholder":
             outside_uses.append(f"{last.name} is its last value")
         # each of these needs the buffer's value, which only the delegate would know
@@ -65,19 +66,22 @@ def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Nod
     """
     stored = stored_by_delegates(program, kept)
     return {
-        v
-        for k, v in enumerate(output_values(program))
-        if isinstance(v, Node) and k not in stored
+        value
+        for position, value in enumerate(output_values(program))
+        if isinstance(value, Node) and position not in stored
     }
 
 
 def stored_by_delegates(program: ExportedProgram, kept: Collection[Node]) -> set[int]:
-    """Return the positions of outputs that are new values of buffers in ``kept``.
+    """Return the positions of the program's outputs that delegates store.
 
-    ``kept``: the buffers that delegates keep.
+    These are the new values of the buffers in ``kept``, which delegates keep.
     """
     if not kept:
         return set()
-    targets = {s.target for n, s in placeholders(program) if n in kept}
-    specs = enumerate(program.graph_signature.output_specs)
-    return {k for k, s in specs if s.kind in STATE_WRITES and s.target in targets}
+    targets = {spec.target for node, spec in placeholders(program) if node in kept}
+    return {
+        position
+        for position, spec in enumerate(program.graph_signature.output_specs)
+        if spec.kind in STATE_WRITES and spec.target in targets
+    }

@@ -44,8 +44,8 @@ class PartitionCompiler(NamedTuple):
     def compile(self, plans: Mapping[str, Plan], work: Sequence[Work]) -> Done:
         """Compile ``work``, and take refused partitions out of their ``plans``.
 
-        ``plans``: those of all methods. The modules of compiled partitions get their
-        blobs.
+        ``plans``: method -> its plan, for all methods. The modules of compiled
+        partitions get their blobs.
         """
         self._request(work)
         # compiles parts of each partition that was not compiled as a whole
@@ -61,8 +61,9 @@ class PartitionCompiler(NamedTuple):
             # if parts are refused, the report has rows about them instead of a note
             if not one.refused:
                 done.notes.append(_split_note(one))
-        for top in plans.values():
-            for plan in top.with_inner():
+        for method_plan in plans.values():
+            # the plan itself, and those of the program's subgraphs
+            for plan in method_plan.with_inner():
                 give_back(plan, [one for one in narrowed if one.work.plan is plan])
         self._attach(done.work)
         return done
@@ -126,8 +127,8 @@ class PartitionCompiler(NamedTuple):
 def expect_known_backends(work: Sequence[Work], name: str, registry: Registry) -> None:
     """Raise BackendNotFound for a partition of a backend that is not installed.
 
-    ``name``: the backend that has the partitioner. The error's hint names both, and the
-    partition.
+    ``name``: the backend of the partitioner that made the partitions. The error's hint
+    names this backend, the partition, and the backend that is not installed.
     """
     for item in work:
         backend_id = item.module.backend_id

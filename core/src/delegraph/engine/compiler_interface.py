@@ -109,9 +109,9 @@ class Session(Protocol):
         """Call ``partitioner`` with ``program``, and return its result.
 
         The call must be in a block of ``registry.attributing``, so that errors name the
-        plugin. A session that kept an earlier answer may return that answer instead.
-        The session then sets the tags and the metadata of the program's nodes as the
-        partitioner would.
+        plugin. Instead of calling, a session may return the answer for an equal
+        program. It then has to set the tags and the metadata of the program's nodes as
+        the partitioner would.
         """
 
     def compile(self, requests: Sequence[Request]) -> Sequence[Compiled]:

@@ -25,10 +25,9 @@ from ..named_data import check_output
 def allowed_handles(program: ExportedProgram) -> set[int]:
     """Return the debug handles that a debug map may name.
 
-    These are the handles of the program's nodes, and as many handles after the largest
-    of them: {3, 5} allows 3, 5, 6 and 7. A backend that lowers its program through
-    another backend adds calls of delegates, at most one for each node. The added calls
-    get the handles after the largest.
+    These are the handles of the program's nodes. A backend that lowers its program
+    through another backend adds calls of delegates, at most one for each node. The
+    added calls get the next handles, so as many are allowed: {3, 5} allows 3, 5, 6, 7.
     """
     handles = {
         n.meta["debug_handle"]
@@ -74,31 +73,31 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
     the names of the backend and of the partition.
     """
 
-    def wrong(returned: str, wanted: str, hint: str | None = None) -> ContractViolation:
-        """Return the error: ``returned`` describes the result, ``wanted`` a correct
-        one.
+    def wrong(returned: str, rule: str, hint: str | None = None) -> ContractViolation:
+        """Return the error for a result, described by ``returned``, that violates
+        ``rule``.
         """
-        text = f"{backend}.preprocess returned {returned} for partition {tag}; {wanted}"
+        text = f"{backend}.preprocess returned {returned} for partition {tag}; {rule}"
         return ContractViolation("contract-violation", text, hint=hint)
 
-    wanted = "a PreprocessResult with bytes or a Blob is required"
+    required = "a PreprocessResult with bytes or a Blob is required"
     if not isinstance(result, PreprocessResult):
-        raise wrong(f"{result!r:.80}", wanted)
+        raise wrong(f"{result!r:.80}", required)
     if not isinstance(result.processed_bytes, bytes) and not is_blob(
         result.processed_bytes
     ):
-        raise wrong(type(result.processed_bytes).__name__, wanted)
+        raise wrong(type(result.processed_bytes).__name__, required)
     if why := _fault_of_debug_map(result.debug_handle_map, handles):
         raise wrong(
             f"a debug_handle_map {why}",
             "it must map identifiers (int or str) to tuples of debug handles",
         )
     if why := _fault_of_reported(result):
-        wanted = (
+        rule = (
             "output must be a str, facts must be a mapping, and figures must map"
             " identifiers of debug_handle_map to {name: number below 2**63}"
         )
-        raise wrong(why, wanted)
+        raise wrong(why, rule)
     if result.data_store_output is not None:
         try:
             check_output(result.data_store_output)
@@ -169,8 +168,8 @@ def check_untouched(
     A backend may rewrite the graph of its program. But it must not change tensors and
     subgraphs that it shares (``check_shared``), nor the inputs and outputs of its
     program. ``program``: the program of the partition ``tag`` after the call of
-    ``preprocess``. ``before``: a snapshot from before the call. ``extract`` returns the
-    program as it was then.
+    ``preprocess``. ``before``: a snapshot from before the call. ``extract`` returns a
+    copy of the program as it was before the call.
     """
     check_shared(backend, tag, before)
     if before.is_rewritten():
@@ -220,7 +219,8 @@ def _check_inputs_and_outputs(
         if n.op == "placeholder" and n.name in inputs
     ]
     outputs = [_type_of(value) for value in results(fresh)]
-    # not strict, since the backend may have left another number of outputs
+    # The new values of buffers are left out. ``zip`` is not strict, since the backend
+    # may have changed the number of outputs.
     specs = program.graph_signature.output_specs
     pairs = zip(specs, output_values(program), strict=False)
     values = [value for spec, value in pairs if spec.kind not in MUTATIONS]
@@ -252,6 +252,8 @@ def _type_of(value: Any) -> str | None:
     ``value``: the output, a node or a Python number. Returns None for a node without a
     recorded value.
     """
-    if not isinstance(value, Node):
-        return Argument.of("", value).type
-    return Argument.of("", value.meta["val"]).type if "val" in value.meta else None
+    if isinstance(value, Node):
+        if "val" not in value.meta:
+            return None
+        value = value.meta["val"]
+    return Argument.of("", value).type  # "": the type does not depend on a name

@@ -81,7 +81,7 @@ class Decomposer:
 
     @property
     def notes(self) -> list[str]:
-        """Return notes about decompositions that could not be traced."""
+        """Return notes about decompositions that could not be traced, each once."""
         return list(dict.fromkeys(self.tracer.failures))
 
     def plan(
@@ -98,11 +98,12 @@ class Decomposer:
         """
         composites = Composites()
         answer = self.ask(program, partitioner, later, composites)
-        result = answer.result
+        # restored calls get refusals instead of their parts
         refusals = composites.restore(
-            answer.tags, result.boundary_types, result.refusals
+            answer.tags, answer.result.boundary_types, answer.result.refusals
         )
-        plan = make_plan(answer._replace(result=replace(result, refusals=refusals)))
+        result = replace(answer.result, refusals=refusals)
+        plan = make_plan(answer._replace(result=result))
         # kept for ``give_back``: a compiler may refuse parts of decomposed calls
         plan.composites = composites
         return plan
@@ -125,11 +126,11 @@ class Decomposer:
         self.tracer.begin(program)
         program = self._decompose_for_tags(program, partitioner, later, composites)
         # Each round asks the partitioner about the whole graph, because the partitions
-        # depend on all calls. The round then decomposes calls that the partitioner
-        # left. Left out are calls that were ``attempted`` before, final refusals, calls
-        # without a decomposition, and checks that the host computes (``ON_HOST``). The
-        # partitioner may leave some of the new calls, too. So rounds follow until there
-        # is no call to attempt, or no call was decomposed.
+        # depend on all calls. The round then decomposes calls that the partitioner left
+        # to the host. Each call is ``attempted`` once. Never attempted are final
+        # refusals, calls without a decomposition, and checks that the host computes
+        # (``ON_HOST``). The partitioner may leave parts of decomposed calls, too, so
+        # rounds follow until nothing was decomposed.
         attempted: set[Node] = set()
         while True:
             answer = ask(program, partitioner, self._session, self._may_fail)
@@ -186,12 +187,11 @@ class Decomposer:
         refused: Sequence[Node],
         composites: Composites,
     ) -> bool:
-        """Decompose calls of ``refused``, those that ``partitioner`` refuses.
+        """Decompose calls that ``partitioner`` refused; return whether there are any.
 
-        A call that one of ``later`` keeps is not decomposed. If ``partitioner`` has a
-        support check, neither is a call of which it takes no useful part.
-        ``composites`` gets the calls that are decomposed. Returns whether there are
-        any.
+        A call that one of ``later`` keeps stays whole. If ``partitioner`` has a support
+        check, a call also stays whole if the backend would take no useful part of it.
+        ``composites`` gets the calls that are decomposed.
         """
         kept_later = self._kept(program, later).keeps
         unwanted = [n for n in refused if not kept_later(n)]
@@ -215,8 +215,8 @@ class Decomposer:
     ) -> _Kept:
         """Return the calls and operators that ``partitioners`` keep in ``program``.
 
-        Each support check begins with ``program`` here. If partitioners may fail, one
-        that raises an exception keeps nothing.
+        Calls ``begin(program)`` of each support check. If partitioners may fail, a
+        partitioner that raises an exception keeps nothing.
         """
         keeps_by_partitioner: list[Keeps] = []
         operators: frozenset[Any] = frozenset()
@@ -269,8 +269,7 @@ class Decomposer:
         return _Kept(keeps, LINEAR)
 
     def _guarded(self, partitioner: Partitioner, keeps: Keeps) -> Keeps:
-        """Return ``keeps``, a function of ``partitioner``, with errors that name the
-        partitioner.
+        """Return a function like ``keeps``, with errors that name ``partitioner``.
 
         If partitioners may fail, the function returns False for a call about which
         ``keeps`` raises an exception.
@@ -304,8 +303,8 @@ def in_core_aten(
     def keeps_or_marks(node: Node) -> bool:
         """Return whether a call stays whole; mark it otherwise.
 
-        The calls that replace a marked call inherit the mark. The report counts the
-        user's call by it.
+        The parts of a marked call inherit the mark. By it, the report counts them as
+        the one call that the user wrote.
         """
         if node.target not in keep and LEFT not in node.meta:
             node.meta[LEFT] = (handle_of(node), node.name, operator_name(node))
@@ -468,17 +467,16 @@ class _Attempt(Inlining):
     def is_worthwhile(self) -> bool:
         """Return whether the decomposition should replace the call.
 
-        It should if the backend takes all parts. If the backend takes only some, one of
-        these must be a gain, and the operator must be outside of core ATen. The host
-        runs a core ATen operator whole just as well.
+        It should if the backend takes all parts. If the backend takes only some, there
+        must be a gain, and the operator must be outside of core ATen. The host runs a
+        core ATen operator whole just as well.
         """
         return self.complete or (self.gains and to_core(self.node.target) is not None)
 
     def _ask(self, call: Node, attempts: _Attempts) -> None:
-        """Ask the backend about the part ``call``, and update the attributes.
+        """Ask the backend about the part ``call``; update ``complete`` and ``gains``.
 
-        If the backend refuses the part, the part is decomposed in turn, if that is
-        worthwhile.
+        A part that the backend refuses is decomposed in turn, if that is worthwhile.
         """
         if all(i in self._constant for i in call.all_input_nodes):
             self._constant.add(call)

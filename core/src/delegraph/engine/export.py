@@ -38,8 +38,8 @@ def sources_by_method(
 ) -> dict[str, Source]:
     """Return method -> source, from the arguments of ``lower``.
 
-    If ``program`` is no mapping, the only method is ``forward``. If it is a mapping by
-    method, each of the other arguments is a mapping by method or None. A method that
+    If ``program`` is not a mapping, the only method is ``forward``. If it is a mapping
+    by method, each of the other arguments is a mapping by method or None. A method that
     such a mapping lacks gets None. Raises InputError for an empty ``program``, for a
     name or a mapping of a wrong type, and for the name of an unknown method.
     """
@@ -52,33 +52,41 @@ def sources_by_method(
             raise InputError(
                 "input-invalid", f"the name of a method must be a str, not {method!r}"
             )
-    arguments = {
-        "example_inputs": inputs,
-        "example_kwargs": kwargs,
-        "dynamic_shapes": shapes,
-    }
-    # method -> value, for each argument, in the order of the fields of ``Source``
-    tables: list[Mapping[str, Any]] = []
-    for argument, table in arguments.items():
-        if table is not None and not isinstance(table, Mapping):
-            text = (
-                f"{argument} of several methods is {{method: value}}, not"
-                f" {type(table).__name__}"
-            )
-            raise InputError("input-invalid", text)
-        if unknown := sorted(map(str, (table or {}).keys() - program.keys())):
-            text = (
-                f"{argument} has the method {unknown[0]!r}, which the program does not"
-                " have"
-            )
-            raise InputError(
-                "input-invalid", text, hint=f"its methods: {', '.join(program)}"
-            )
-        tables.append(table or {})
+    inputs_of = _by_method("example_inputs", inputs, program)
+    kwargs_of = _by_method("example_kwargs", kwargs, program)
+    shapes_of = _by_method("dynamic_shapes", shapes, program)
     return {
-        method: Source(given, *[table.get(method) for table in tables])
+        method: Source(
+            given, inputs_of.get(method), kwargs_of.get(method), shapes_of.get(method)
+        )
         for method, given in program.items()
     }
+
+
+def _by_method(
+    argument: str, value: Any, methods: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return ``value``, a mapping by method; an empty one for None.
+
+    ``argument``: its name in ``lower``. Raises InputError for a value of another type,
+    and for a method that is not in ``methods``.
+    """
+    table = {} if value is None else value
+    if not isinstance(table, Mapping):
+        text = (
+            f"{argument} of several methods is {{method: value}}, not"
+            f" {type(table).__name__}"
+        )
+        raise InputError("input-invalid", text)
+    unknown = sorted(map(str, table.keys() - methods.keys()))
+    if unknown:
+        text = (
+            f"{argument} has the method {unknown[0]!r}, which the program does not have"
+        )
+        raise InputError(
+            "input-invalid", text, hint=f"its methods: {', '.join(methods)}"
+        )
+    return table
 
 
 def export_method(method: str, source: Source) -> ExportedProgram:
@@ -94,21 +102,18 @@ def export_method(method: str, source: Source) -> ExportedProgram:
             source.inputs,
             source.kwargs,
             source.shapes,
-            libraries=[_OWN_FOLDER],
+            libraries=[_OWN_FOLDER],  # errors do not quote lines of this folder
         )
     if not isinstance(program, ExportedProgram):
-        kind = (
-            f"the class {program.__name__}"
-            if isinstance(program, type)
-            else type(program).__name__
-        )
+        kind = type(program).__name__
+        hint = None
+        if isinstance(program, type):
+            kind = f"the class {program.__name__}"
+            hint = f"make one of it: {program.__name__}(...)"
         text = f"method {method} must be an nn.Module or an ExportedProgram, not {kind}"
-        hint = (
-            f"make one of it: {program.__name__}(...)"
-            if isinstance(program, type)
-            else None
-        )
         raise InputError("input-invalid", text, hint=hint)
+    # torch.export handles two cases wrongly: ``tensor.data = other`` in the model, and
+    # two inputs that are the same tensor
     expect_no_data_assigned(program)
     expect_distinct(program)
     return program

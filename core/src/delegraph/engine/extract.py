@@ -32,7 +32,7 @@ from ..partitioner.interface import DelegationSpec, PartitionResult
 from .ask_partitioner import build_partitions
 from .partition_records import Partition, Plan, Work
 
-_WRITES = {
+_KIND_OF_NEW_VALUE = {
     InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
 }
@@ -160,7 +160,10 @@ class _Build:
         )
 
     def _copy(self, node: Node) -> None:
-        """Add a copy of ``node``, no placeholder, to the graph and to ``env``."""
+        """Add a copy of ``node``, without its tag, to the graph and to ``env``.
+
+        Inputs and constants are added by ``_placeholder`` instead.
+        """
         self.env[node] = new = copy_node(self.graph, node, self.env.__getitem__)
         new.meta.pop("delegation_tag", None)
 
@@ -203,7 +206,9 @@ class _Build:
         for last, spec in state:
             values.append(self.env[last])
             specs.append(
-                OutputSpec(_WRITES[spec.kind], argument_of(values[-1]), spec.target)
+                OutputSpec(
+                    _KIND_OF_NEW_VALUE[spec.kind], argument_of(values[-1]), spec.target
+                )
             )
         for node in self.partition.outputs:
             value = self.env[node]
@@ -260,11 +265,14 @@ def extract_partition(
     """
     constant = constant_placeholders(exported_program)
     used = {n for call in nodes for n in call.all_input_nodes if n in constant}
-    # the one partition has the empty text as its tag
+    # neither partition nor backend nor method has a name here
+    tag = ""
     tags: dict[Node, tuple[str | None, ...]] = {
-        n: ("",) for n in exported_program.graph.nodes if n in used
+        n: (tag,) for n in exported_program.graph.nodes if n in used
     }
-    tags |= dict.fromkeys(nodes, ("",))
-    result = PartitionResult(exported_program, {"": DelegationSpec("")}, boundary_types)
-    partition = build_partitions(exported_program, result, tags)[""]
+    tags |= dict.fromkeys(nodes, (tag,))
+    result = PartitionResult(
+        exported_program, {tag: DelegationSpec("")}, boundary_types
+    )
+    partition = build_partitions(exported_program, result, tags)[tag]
     return extract("", exported_program, partition)

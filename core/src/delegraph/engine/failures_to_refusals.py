@@ -29,11 +29,12 @@ HINT = (
 def may_be_refusal(error: BaseException) -> bool:
     """Return whether an exception of a plugin can count as a refusal.
 
-    The errors of ``delegraph.errors``, such as ContractViolation, cannot. But
-    PluginFailed can, because it reports an exception of a plugin. Subclasses that a
-    plugin defines can, too. No exception can if it is, or was caused by, a MemoryError
-    or an attempt to exit (an exception that is no ``Exception``).
+    PluginFailed can, because it reports an exception of a plugin. All other errors of
+    ``delegraph.errors``, such as ContractViolation, cannot. MemoryError and attempts to
+    exit, such as SystemExit, cannot, nor can an exception that one of these caused. All
+    other exceptions can, also a plugin's subclasses of errors of ``delegraph.errors``.
     """
+    # a subclass that a plugin defines is not an attribute of the module ``errors``
     is_own_error = getattr(errors, type(error).__name__, None) is type(error)
     if is_own_error and not isinstance(error, PluginFailed):
         return False
@@ -41,6 +42,7 @@ def may_be_refusal(error: BaseException) -> bool:
     seen: set[int] = set()  # ``raise error from error`` makes a cycle
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
+        # attempts to exit, such as SystemExit, are no ``Exception``
         if not isinstance(cause, Exception) or isinstance(cause, MemoryError):
             return False
         cause = cause.__cause__ or cause.__context__

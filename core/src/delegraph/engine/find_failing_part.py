@@ -99,8 +99,8 @@ class _Search:
         if not units:  # there are only constant calls
             self.refused.append(self._work)
         while units:
-            # the first ``good`` units compile, with the work ``beginning``; the first
-            # ``bad`` units do not compile
+            # The first ``good`` units compile, with the work ``beginning``. The first
+            # ``bad`` units do not compile. Halving leaves some attempts for the rest.
             good = 0
             bad = len(units)
             beginning = None
