@@ -1,12 +1,11 @@
-"""Processes that do not speak as workers do, started as an interpreter of another
-environment is.
-"""
+"""The supervisor of worker processes stops those that do not keep its protocol."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -28,138 +27,172 @@ def answer(line):
     with open(request["answer"], "wb") as file:
         file.write(open(request["job"], "rb").read())
 """
+"""The beginning of a worker's script, which has the names of the protocol."""
 
 
 @pytest.fixture
 def worker_that(tmp_path):
-    """Makes a worker of what its process does; the folder of jobs is ``jobs``."""
-    made = []
+    """Return a function that starts a worker process which runs this code."""
+    workers = []
 
-    def make(body):
+    def start(code):
         script = tmp_path / "python"
-        folder = tmp_path / "jobs"
-        folder.mkdir()
-        script.write_text(START + body)
+        script.write_text(START + textwrap.dedent(code))
         script.chmod(0o700)
-        made.append(WorkerProcess(folder, str(script)))
-        return made[-1]
+        folder_of_jobs = tmp_path / "jobs"
+        folder_of_jobs.mkdir()
+        worker = WorkerProcess(folder_of_jobs, str(script))
+        workers.append(worker)
+        return worker
 
-    yield make
-    for worker in made:
+    yield start
+    for worker in workers:
         worker.close()
 
 
-def files_left(tmp_path):
-    return [
-        path.name
-        for path in (tmp_path / "jobs").iterdir()
-        if path.name != "delegraph.toml"
-    ]
+def files_of_jobs(tmp_path):
+    """Return the names of files in the folder of jobs, without the settings."""
+    names = [path.name for path in (tmp_path / "jobs").iterdir()]
+    return [name for name in names if name != "delegraph.toml"]
 
 
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        ("say('compiling 3 of 4\\n')", "because it sent b'compiling 3 of 4'"),
-        ("say('[' * 60000 + '\\n')", "because it sent"),
-        ("say('7\\n')", "because it sent b'7'"),
-        ("say('{}\\n')", "because it sent {}"),
-        ("say('x' * 100_000)", "because it sent"),
-        ("say(BEGUN + BEGUN)", "because it sent {'begun': True}"),
-        ("say(BEGUN + DONE)", "left no answer"),
-        (
-            (
-                "open(json.loads(line)['answer'] + '.partial', 'w').write('half');"
-                " os.kill(os.getpid(), 9)"
-            ),
-            "by SIGKILL",
-        ),
-    ],
-)
-def test_workers_with_wrong_answers_are_stopped(said, why, worker_that, tmp_path):
+WRONG_ANSWERS = {
+    "no JSON": ("say('compiling 3 of 4\\n')", "because it sent b'compiling 3 of 4'"),
+    "deep JSON": ("say('[' * 60000 + '\\n')", "because it sent"),
+    "no object": ("say('7\\n')", "because it sent b'7'"),
+    "an empty object": ("say('{}\\n')", "because it sent {}"),
+    "an endless line": ("say('x' * 100_000)", "because it sent"),
+    "begun twice": ("say(BEGUN + BEGUN)", "because it sent {'begun': True}"),
+    "done without an answer": ("say(BEGUN + DONE)", "left no answer"),
+    "killed while it writes": (
+        "open(json.loads(line)['answer'] + '.partial', 'w').write('half');"
+        " os.kill(os.getpid(), 9)",
+        "by SIGKILL",
+    ),
+}
+"""Name -> the code of a worker after it read a job, and the reason of the refusal."""
+
+
+@pytest.mark.parametrize("name", WRONG_ANSWERS)
+def test_workers_with_wrong_answers_are_stopped(name, worker_that, tmp_path):
+    code, reason = WRONG_ANSWERS[name]
     worker = worker_that(
-        f"say(READY)\nline = os.fdopen(requests).readline()\n{said}\ntime.sleep(60)"
+        f"say(READY)\nline = os.fdopen(requests).readline()\n{code}\ntime.sleep(60)"
     )
+
     with pytest.raises(Unsupported, match="its process") as error:
         worker.run(b"job", Limits())
-    assert why in error.value.message
+
+    assert reason in error.value.message
     assert not worker.alive
-    assert files_left(tmp_path) == []
+    assert files_of_jobs(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("code", "reason"),
     [
-        ("say('{\"ready\": 99}\\n'); time.sleep(60)", "has protocol 99"),
-        ("say('hello\\n'); time.sleep(60)", "a worker sent b'hello'"),
-        (
-            "print('no licence'); time.sleep(60)",
-            "had not started after 0.5 s; it printed: no licence",
-        ),
+        ("say('{\"ready\": 99}\\n')", "has protocol 99"),
+        ("say('hello\\n')", "a worker sent b'hello'"),
     ],
 )
-def test_a_worker_that_does_not_start_is_stopped(said, why, worker_that, monkeypatch):
-    """One of another version was kept, and the next job waited five minutes for it to
-    start.
-    """
-    monkeypatch.setattr(supervise, "START_LIMIT", 0.5 if "licence" in said else 60.0)
-    worker = worker_that(said)
-    with pytest.raises(DelegraphError, match=why):
+def test_workers_with_a_wrong_greeting_are_stopped(code, reason, worker_that):
+    """The next job would wait for a start that never comes."""
+    worker = worker_that(f"{code}\ntime.sleep(60)")
+
+    with pytest.raises(DelegraphError, match=reason):
         worker.run(b"job", Limits())
+
+    assert not worker.alive
+
+
+def test_workers_that_do_not_start_in_time_are_stopped(worker_that, monkeypatch):
+    monkeypatch.setattr(supervise, "START_LIMIT", 0.5)
+    worker = worker_that("print('no licence')\ntime.sleep(60)")
+
+    with pytest.raises(
+        DelegraphError, match="had not started after 0.5 s; it printed: no licence"
+    ):
+        worker.run(b"job", Limits())
+
     assert not worker.alive
 
 
 def test_workers_that_close_their_descriptors_are_stopped(worker_that, monkeypatch):
     monkeypatch.setattr(supervise, "_GRACE_TIME", 0.2)
-    worker = worker_that(
-        "say(READY)\nos.fdopen(requests).readline()\nos.close(answers)\ntime.sleep(60)"
-    )
+    worker = worker_that("""
+        say(READY)
+        os.fdopen(requests).readline()
+        os.close(answers)
+        time.sleep(60)
+    """)
+
     with pytest.raises(Unsupported, match="its process was killed by SIGKILL"):
         worker.run(b"job", Limits())
+
     assert not worker.alive
 
 
-def test_interrupted_job_gets_no_late_answer(worker_that, tmp_path, monkeypatch):
-    worker = worker_that(
-        "say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n   "
-        " time.sleep(60)"
-    )
-    real = WorkerProcess._next_line
+def test_interrupted_jobs_stop_the_worker(worker_that, tmp_path, monkeypatch):
+    """The next job would otherwise get the late answer of the interrupted one."""
+    worker = worker_that("""
+        say(READY)
+        for line in os.fdopen(requests):
+            say(BEGUN)
+            time.sleep(60)
+    """)
+    next_line = WorkerProcess._next_line
 
-    def interrupted(self, until):
-        line = real(self, until)
+    def interrupt_after_begin(self, until):
+        line = next_line(self, until)
         if "begun" in line:
             raise KeyboardInterrupt
         return line
 
-    monkeypatch.setattr(WorkerProcess, "_next_line", interrupted)
+    monkeypatch.setattr(WorkerProcess, "_next_line", interrupt_after_begin)
+
     with pytest.raises(KeyboardInterrupt):
         worker.run(b"job", Limits())
+
     assert not worker.alive
-    assert files_left(tmp_path) == []
+    assert files_of_jobs(tmp_path) == []
 
 
-def test_a_limit_of_years_is_waited_for(worker_that):
-    body = (
-        "say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n   "
-        " time.sleep(0.2)\n"
-    )
-    body += "    answer(line)\n    say(DONE)"
-    assert worker_that(body).run(b"job", Limits(seconds=1e9))[0] == b"job"
+def test_time_limits_may_be_longer_than_the_system_can_wait(worker_that):
+    worker = worker_that("""
+        say(READY)
+        for line in os.fdopen(requests):
+            say(BEGUN)
+            time.sleep(0.2)
+            answer(line)
+            say(DONE)
+    """)
+
+    answer, _ = worker.run(b"job", Limits(seconds=1e9))
+
+    assert answer == b"job"
+
+
+def write_script(path, *lines):
+    path.write_text("\n".join(["#!/bin/sh", *lines]) + "\n")
+    path.chmod(0o700)
 
 
 def test_environments_do_not_query_themselves(tmp_path, monkeypatch):
-    """The user's own settings name an environment that has this distribution, too."""
-    home = tmp_path / "config" / "delegraph"
-    home.mkdir(parents=True)
-    asked = tmp_path / "asked"
+    """The user's settings are valid in the other environment, too.
+
+    They name that environment itself, so it could query itself without end.
+    """
+    queries = tmp_path / "queries"
     python = tmp_path / "python"
-    python.write_text(
-        f"#!/bin/sh\necho asked >> {asked}\n[ $(wc -l < {asked}) -lt 5 ] || exit"
-        f' 3\nexec {sys.executable} "$@"\n'
+    write_script(
+        python,
+        f"echo query >> {queries}",
+        f"[ $(wc -l < {queries}) -lt 5 ] || exit 3",
+        f'exec {sys.executable} "$@"',
     )
-    python.chmod(0o700)
-    (home / "delegraph.toml").write_text(
+    folder = tmp_path / "config" / "delegraph"
+    folder.mkdir(parents=True)
+    (folder / "delegraph.toml").write_text(
         f'[backends.far]\npython = "{python}"\nbackend = "nobody"\n'
     )
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -167,33 +200,41 @@ def test_environments_do_not_query_themselves(tmp_path, monkeypatch):
     monkeypatch.delenv("DELEGRAPH_CONFIG", raising=False)
     monkeypatch.delenv("DELEGRAPH_PLUGINS", raising=False)
     (setting,) = config.settings()
+
     with pytest.raises(config.BadSettings, match="no backend 'nobody'"):
         config.description_of(setting)
-    assert asked.read_text().count("asked") == 1
+
+    assert queries.read_text() == "query\n"
 
 
 @pytest.mark.parametrize(
-    "told", [{}, {"protocol": "1", "path": []}, {"protocol": PROTOCOL, "path": 3}]
+    "description",
+    [{}, {"protocol": "1", "path": []}, {"protocol": PROTOCOL, "path": 3}],
 )
-def test_descriptions_in_no_known_form_are_of_no_backend(told, tmp_path, monkeypatch):
+def test_descriptions_in_an_unknown_form_are_refused(
+    description, tmp_path, monkeypatch
+):
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n")
-    python.chmod(0o700)
+    write_script(python, f"echo '{json.dumps(description)}'")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
     with pytest.raises(config.BadSettings, match="in an unknown form"):
         config.description_of(config.Setting("far", str(python), "far"))
 
 
 def is_gone(pid):
-    """Whether a process has ended; nobody may have asked for its exit code."""
+    """Return whether a process has ended; it may still be a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
+            fields = file.read().rpartition(")")[2].split()
     except OSError:
         return True
+    state = fields[0]
+    return state == "Z"
 
 
-def wait_until(condition):
+def becomes_true(condition):
+    """Return whether a condition is met within 20 seconds."""
     end = time.monotonic() + 20
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
@@ -204,62 +245,75 @@ def wait_until(condition):
 def test_dead_workers_are_noticed_despite_living_children(
     worker_that, tmp_path, monkeypatch
 ):
-    """A compiler's server had the worker's end of the pipe, which stayed open: the
-    lowering waited for it.
-    """
+    """A child that the compiler started keeps the worker's end of the pipe open."""
     monkeypatch.setattr(supervise, "_CHECK_INTERVAL", 0.05)
-    started = tmp_path / "started"
-    body = f"""
-import subprocess
-say(READY)
-os.fdopen(requests).readline()
-open({str(started)!r}, "w").write(str(subprocess.Popen(["sleep", "60"], close_fds=False).pid))
-say(BEGUN)
-os._exit(3)
-"""
-    worker = worker_that(body)
-    begin = time.monotonic()
+    pid_file = tmp_path / "pid"
+    worker = worker_that(f"""
+        import subprocess
+        say(READY)
+        os.fdopen(requests).readline()
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
+        open({str(pid_file)!r}, "w").write(str(child.pid))
+        say(BEGUN)
+        os._exit(3)
+    """)
+
+    start = time.monotonic()
     with pytest.raises(Unsupported, match="its process ended with exit code 3"):
         worker.run(b"job", Limits())
-    assert time.monotonic() - begin < 50
-    assert wait_until(lambda: is_gone(int(started.read_text())))
+
+    assert time.monotonic() - start < 50  # the child sleeps for 60 seconds
+    child = int(pid_file.read_text())
+    assert becomes_true(lambda: is_gone(child))
+
+
+WORKER_WITH_CHILD = """
+import subprocess, sys
+from delegraph_workers.worker import _end_with
+
+_end_with(int(sys.argv[1]))
+child = subprocess.Popen(["sleep", "60"])
+print(child.pid, flush=True)
+child.wait()
+"""
 
 
 @pytest.mark.skipif(
     sys.platform != "linux", reason="other systems send no signal when a pipe is closed"
 )
 def test_children_of_workers_end_with_the_caller():
-    lifeline, ours = os.pipe()
-    code = (
-        "from delegraph_workers.worker import _end_with; import subprocess,"
-        " sys\n_end_with(int(sys.argv[1]))\n"
-    )
-    code += (
-        "child = subprocess.Popen(['sleep', '60'])\nprint(child.pid,"
-        " flush=True)\nchild.wait()"
-    )
-    command = [sys.executable, "-c", code, str(lifeline)]
+    """The caller holds one end of a pipe; the system closes it when the caller ends."""
+    end_of_worker, end_of_caller = os.pipe()
+    command = [sys.executable, "-c", WORKER_WITH_CHILD, str(end_of_worker)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, pass_fds=(lifeline,), start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        pass_fds=(end_of_worker,),
+        start_new_session=True,
     ) as worker:
         child = int(worker.stdout.readline())
-        os.close(lifeline)
+        os.close(end_of_worker)
         assert not is_gone(child)
-        os.close(ours)
-        assert wait_until(lambda: is_gone(child))
+
+        os.close(end_of_caller)
+
+        assert becomes_true(lambda: is_gone(child))
         assert worker.wait() == -signal.SIGKILL
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it counts what is in /proc")
 def test_failed_starts_leave_no_open_descriptors(tmp_path):
-    before = os.listdir("/proc/self/fd")
+    open_before = len(os.listdir("/proc/self/fd"))
+
     with pytest.raises(DelegraphError, match="no worker could be started"):
         WorkerProcess(tmp_path, str(tmp_path / "nowhere"))
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+    assert len(os.listdir("/proc/self/fd")) == open_before
 
 
-def test_relative_config_folders_are_not_read(tmp_path, monkeypatch):
-    """The settings name executables."""
+@pytest.fixture
+def config_home(tmp_path, monkeypatch):
+    """Return the working directory, which has settings as a config folder would."""
     (tmp_path / "delegraph").mkdir()
     (tmp_path / "delegraph/delegraph.toml").write_text(
         f'[backends.far]\npython = "{sys.executable}"\n'
@@ -268,14 +322,25 @@ def test_relative_config_folders_are_not_read(tmp_path, monkeypatch):
     monkeypatch.delenv("DELEGRAPH_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(config.sys, "platform", "linux")
-    for relative in (".", "./", ""):
-        monkeypatch.setenv("XDG_CONFIG_HOME", relative)
-        assert config.settings() == []
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("relative", [".", "./", ""])
+def test_relative_config_folders_are_not_read(relative, config_home, monkeypatch):
+    """Settings name executables, which must not come from the working directory."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", relative)
+
+    assert config.settings() == []
+
+
+def test_absolute_config_folders_are_read(config_home, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(config_home))
+
     assert [setting.name for setting in config.settings()] == ["far"]
 
 
 def test_variables_of_this_interpreter_are_not_passed_on(tmp_path, monkeypatch):
+    """They would make the other interpreter import modules of this environment."""
     for variable in (
         "PYTHONHOME",
         "PYTHONPATH",
@@ -284,19 +349,25 @@ def test_variables_of_this_interpreter_are_not_passed_on(tmp_path, monkeypatch):
     ):
         monkeypatch.setenv(variable, "/of/this/one")
     monkeypatch.setenv("LICENCE", "theirs")
-    there = config.variables_for_other(tmp_path)
-    assert "/of/this/one" not in there.values()
-    assert there["LICENCE"] == "theirs"
+
+    variables = config.variables_for_other(tmp_path)
+
+    assert "/of/this/one" not in variables.values()
+    assert variables["LICENCE"] == "theirs"
 
 
 @pytest.mark.parametrize(
-    ("kinds", "kind"),
+    ("remote_bases", "local_class"),
     [
         (["KeyboardInterrupt", "BaseException", "object"], Exception),
         (["SystemExit", "BaseException", "object"], SystemExit),
         (["CompilerBug", "ArithmeticError", "Exception"], ArithmeticError),
+        # a UnicodeDecodeError needs five arguments
         (["UnicodeDecodeError", "UnicodeError", "ValueError"], RuntimeError),
     ],
 )
-def test_errors_of_workers_become_local_error_classes(kinds, kind):
-    assert type(read_error({"kinds": kinds, "message": "so", "trace": ""}, {})) is kind
+def test_errors_of_workers_become_local_error_classes(remote_bases, local_class):
+    """``remote_bases`` are the names of the error's class and of its base classes."""
+    error = read_error({"kinds": remote_bases, "message": "so", "trace": ""}, {})
+
+    assert type(error) is local_class
