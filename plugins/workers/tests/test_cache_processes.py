@@ -1,11 +1,10 @@
-"""Processes that share a cache's folder and are killed at random; entries that are
-damaged at random.
-"""
+"""Killed processes and random damage never make the cache return a wrong entry."""
 
 import os
 import random
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from delegraph.backend import NamedDataStore, PreprocessResult
 from delegraph.errors import FormatError
 from delegraph.io.blob_pieces import TensorBlob, join
 from delegraph_workers.entry_bytes import read_result, write_result
-from delegraph_workers.forms import write
+from delegraph_workers.forms import Form, write
 
 PROCESSES = """
 import os, random, signal, sys, time, traceback
@@ -102,73 +101,99 @@ print(len(known), "entries", sorted(p for p in os.listdir(folder) if not p.endsw
 """
 
 
-def share_cache_in_processes(folder, rounds):
-    words = [sys.executable, "-W", "ignore", "-c", PROCESSES, str(folder), str(rounds)]
+NEEDS_FORK = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="the processes are forks"
+)
+
+
+@NEEDS_FORK
+@pytest.mark.parametrize(
+    "rounds", [2, pytest.param(100, marks=pytest.mark.slow)], ids="{} rounds".format
+)
+def test_killed_processes_leave_whole_entries(rounds, tmp_path):
+    """In each round, eight processes fill one cache until they are killed.
+
+    The script checks all entries after each round. It prints other files in the folder.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", PROCESSES]
     completed = subprocess.run(
-        words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        [*command, str(tmp_path / "cache"), str(rounds)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
+
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.endswith(" entries []\n")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forks")
-def test_eight_processes_that_are_killed_leave_whole_entries(tmp_path):
-    share_cache_in_processes(tmp_path / "cache", 2)
+def truncate(data, place, dice):
+    return data[:place]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forks")
-def test_so_do_eight_processes_in_a_hundred_rounds(tmp_path):
-    share_cache_in_processes(tmp_path / "cache", 100)
+def flip_a_bit(data, place, dice):
+    flipped = data[place] ^ (1 << dice.randrange(8))
+    return data[:place] + bytes([flipped]) + data[place + 1 :]
 
 
-def damage(data, dice):
-    """The bytes of an entry after an accident."""
-    place = dice.randrange(len(data))
-    kind = dice.randrange(5)
-    if kind == 0:
-        return data[:place]
-    if kind == 1:
-        return (
-            data[:place]
-            + bytes([data[place] ^ (1 << dice.randrange(8))])
-            + data[place + 1 :]
-        )
-    if kind == 2:
-        return data[:place] + dice.randbytes(dice.randrange(1, 9)) + data[place:]
-    if kind == 3:
-        return data[:place] + bytes(len(data) - place) if any(data[place:]) else b""
+def insert_bytes(data, place, dice):
+    return data[:place] + dice.randbytes(dice.randrange(1, 9)) + data[place:]
+
+
+def zero_the_rest(data, place, dice):
+    if not any(data[place:]):
+        return b""  # zeros would be no damage
+    return data[:place] + bytes(len(data) - place)
+
+
+def append_bytes(data, place, dice):
     return data + dice.randbytes(dice.randrange(1, 9))
 
 
-def check_damages(count):
+DAMAGES = [truncate, flip_a_bit, insert_bytes, zero_the_rest, append_bytes]
+
+
+class Entry(NamedTuple):
+    """An entry of a cache with the key ``"key"``, and the program that it belongs to."""
+
+    data: bytes
+    form: Form
+    result: PreprocessResult
+
+
+@pytest.fixture(scope="module")
+def entry():
     layer = torch.nn.Linear(64, 64).eval()
     form = write(torch.export.export(layer, (torch.ones(1, 64),)))
     store = NamedDataStore()
     store.add_named_data("weight", layer.weight, 16)
     store.add_named_data("extra", b"more", 4, "elsewhere")
-    given = PreprocessResult(
+    result = PreprocessResult(
         TensorBlob(layer.weight),
         {1: (1,)},
         store.get_named_data_store_output(),
         {"a": (1.5, None)},
     )
-    data = write_result("key", {"backend": "B"}, given, form)
-    assert join(read_result("key", data, form).processed_bytes) == join(
-        given.processed_bytes
-    )
-    dice = random.Random(0)
-    for _ in range(count):
-        with pytest.raises(FormatError):
-            read_result("key", damage(data, dice), form)
+    return Entry(write_result("key", {"backend": "B"}, result, form), form, result)
+
+
+def test_a_whole_entry_is_read(entry):
+    found = read_result("key", entry.data, entry.form)
+
+    assert join(found.processed_bytes) == join(entry.result.processed_bytes)
+
+
+def test_an_entry_of_another_key_is_refused(entry):
     with pytest.raises(FormatError):
-        read_result("another key", data, form)
+        read_result("another key", entry.data, entry.form)
 
 
-def test_a_damaged_entry_is_never_read():
-    check_damages(100)
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_damaged_entries_are_refused(count, entry):
+    dice = random.Random(0)
 
-
-@pytest.mark.slow
-def test_nor_is_any_of_two_thousand():
-    check_damages(2000)
+    for _ in range(count):
+        damage = dice.choice(DAMAGES)
+        place = dice.randrange(len(entry.data))
+        with pytest.raises(FormatError):
+            read_result("key", damage(entry.data, place, dice), entry.form)

@@ -1,5 +1,4 @@
-"""Networks partitioned, compiled and run by a process of another torch: blobs are those
-of this one.
+"""A worker with another version of torch compiles the same blobs.
 
 DELEGRAPH_TORCH_2_15 names the Python of an environment with torch 2.15, delegraph, its
 workers and delegraph-tosa.
@@ -54,48 +53,64 @@ def other(tmp_path_factory):
 
 
 def quantized():
+    """Return a quantized model and its inputs, as the functions of the examples do."""
     torch.manual_seed(0)
-    layers = (
+    model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3),
         torch.nn.BatchNorm2d(8),
         torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(1),
-    )
-    model = torch.nn.Sequential(
-        *layers, torch.nn.Flatten(), torch.nn.Linear(8, 4)
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 4),
     ).eval()
-    x = torch.randn(1, 3, 16, 16)
-    return delegraph.quantize(
-        model, [(x,)], backend="tosa", registry=registry_of("delegraph-tosa")
-    ), (x,)
+    inputs = (torch.randn(1, 3, 16, 16),)
+    program = delegraph.quantize(
+        model, [inputs], backend="tosa", registry=registry_of("delegraph-tosa")
+    )
+    return program, inputs
+
+
+MODELS = pytest.mark.parametrize(
+    "make", [mobilenet_v2.mobilenet_v2, transformer.bert_base, quantized]
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make", [mobilenet_v2.mobilenet_v2, transformer.bert_base, quantized]
-)
-def test_another_torch_version_compiles_equal_blobs(make, other, monkeypatch):
+@MODELS
+def test_a_backend_with_another_torch_computes_as_eager(make, other):
     model, inputs = make()
+
     lowered = delegraph.lower(model, inputs, backends=["far"], registry=other)
+
     assert lowered.delegates
     assert lowered.verify(*inputs).agrees()
-    there = environments.environment("far")
+
+
+@pytest.mark.slow
+@MODELS
+def test_another_torch_version_compiles_equal_blobs(make, other, monkeypatch):
+    model, inputs = make()
+    environment = environments.environment("far")
     compile_here = TOSABackend.preprocess
     equal = []
 
     def compile_in_both(edge_program, compile_specs):
-        programs = {"": [edge_program]}
-        specs = {"": [compile_specs]}
-        (result,) = there.workers.compile(
-            "TOSABackend", there.backend, {}, programs, specs
+        """Compile here, and record whether the other environment gives an equal blob."""
+        (there,) = environment.workers.compile(
+            "TOSABackend",
+            environment.backend,
+            {},
+            {"": [edge_program]},
+            {"": [compile_specs]},
         )[""]
-        expected = compile_here(edge_program, compile_specs)
-        equal.append(join(result.processed_bytes) == join(expected.processed_bytes))
-        return expected
+        here = compile_here(edge_program, compile_specs)
+        equal.append(join(there.processed_bytes) == join(here.processed_bytes))
+        return here
 
     monkeypatch.setattr(TOSABackend, "preprocess", staticmethod(compile_in_both))
     delegraph.lower(
         model, inputs, backends=["tosa"], registry=registry_of("delegraph-tosa")
     )
+
     assert equal
     assert all(equal)

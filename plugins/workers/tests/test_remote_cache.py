@@ -1,4 +1,4 @@
-"""The folder that a team shares: any URL of fsspec, away, slow or full."""
+"""A remote cache is a folder at any URL of fsspec, and its faults are only noted."""
 
 import time
 
@@ -18,79 +18,94 @@ from .support.caching import (
 __all__ = ["registry"]
 
 
-REMOTES = {
-    "memory": lambda path: f"memory://{path.name}",
-    "file": lambda path: f"file://{path}/far",
+URLS = {
+    "memory": lambda folder: f"memory://{folder.name}",
+    "file": lambda folder: f"file://{folder}/far",
 }
+"""Protocol -> a function from a folder of this test to a URL."""
 
 
-@pytest.mark.parametrize("kind", REMOTES)
-def test_a_remote_folder_is_read_through_and_written_back(kind, registry, tmp_path):
+@pytest.mark.parametrize("protocol", URLS)
+def test_partitions_are_found_in_a_remote_folder(protocol, registry, tmp_path):
     pytest.importorskip("fsspec")
-    url = REMOTES[kind](tmp_path)
-    expected = contents_of_delegates(
-        lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=url))
-    )
-    program = lower_with_cache(
-        make_model(), registry, Cache(tmp_path / "two", remote=url)
-    )
+    url = URLS[protocol](tmp_path)
+    one = Cache(tmp_path / "one", remote=url)
+    two = Cache(tmp_path / "two", remote=url)
+    expected = contents_of_delegates(lower_with_cache(make_model(), registry, one))
+
+    program = lower_with_cache(make_model(), registry, two)
+
     assert len(CountingBackend.calls) == 2
     assert contents_of_delegates(program) == expected
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
-    assert [p.name for p in entries_in(tmp_path / "one")] == [
-        p.name for p in entries_in(tmp_path / "two")
-    ]
-    lower_with_cache(make_model(), registry, tmp_path / "two")
+
+
+def test_entries_of_a_remote_folder_are_kept_locally(registry, tmp_path):
+    url = f"file://{tmp_path}/far"
+    lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=url))
+    lower_with_cache(make_model(), registry, Cache(tmp_path / "two", remote=url))
+
+    lower_with_cache(make_model(), registry, tmp_path / "two")  # without the remote
+
     assert len(CountingBackend.calls) == 2
+    names_in_one = [path.name for path in entries_in(tmp_path / "one")]
+    names_in_two = [path.name for path in entries_in(tmp_path / "two")]
+    assert names_in_one == names_in_two
 
 
-def test_entries_of_a_remote_folder_are_checked(registry, tmp_path):
+def test_damaged_entries_of_a_remote_folder_are_replaced(registry, tmp_path):
     url = f"file://{tmp_path}/far"
     expected = contents_of_delegates(
         lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=url))
     )
     for path in entries_in(tmp_path / "far"):
         path.write_bytes(path.read_bytes()[:-1])
+
     program = lower_with_cache(
         make_model(), registry, Cache(tmp_path / "two", remote=url)
     )
+
     assert contents_of_delegates(program) == expected
-    assert (
-        sum(
-            "remote cache entry" in note and "is not used" in note
-            for note in cache_notes(program)
-        )
-        == 2
-    )
-    assert len(CountingBackend.calls) == 4
+    about_damage = [
+        note
+        for note in cache_notes(program)
+        if "remote cache entry" in note and "is not used" in note
+    ]
+    assert len(about_damage) == 2
+    assert len(CountingBackend.calls) == 2 + 2
     lower_with_cache(make_model(), registry, Cache(tmp_path / "three", remote=url))
-    assert len(CountingBackend.calls) == 4  # they were written anew
+    assert len(CountingBackend.calls) == 2 + 2  # the remote has whole entries again
 
 
-def slow(*args):
+def open_slowly(*args):
     time.sleep(10)
 
 
-def full(*args):
+def open_full(*args):
     raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize(
-    ("system", "why"),
-    [(slow, "no answer in 0.05 s"), (full, "No space left on device")],
+    ("open_folder", "reason"),
+    [
+        (open_slowly, "no answer in 0.05 s"),
+        (open_full, "No space left on device"),
+    ],
 )
 def test_slow_or_full_remote_folders_are_noted_once(
-    system, why, registry, tmp_path, monkeypatch
+    open_folder, reason, registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(remote_cache, "_TIME_LIMIT", 0.05)
-    monkeypatch.setattr(remote_cache.RemoteFolder, "_open", system)
+    monkeypatch.setattr(remote_cache.RemoteFolder, "_open", open_folder)
+
     program = lower_with_cache(
         make_model(), registry, Cache(tmp_path / "one", remote="memory://x")
     )
+
     assert len(program.delegates) == 2
     _, note = cache_notes(program)
     assert note.startswith("the remote cache memory://x is not used: ")
-    assert why in note
+    assert reason in note
 
 
 @pytest.mark.parametrize(
@@ -100,18 +115,32 @@ def test_missing_remote_folders_are_noted_without_password(url, registry, tmp_pa
     program = lower_with_cache(
         make_model(), registry, Cache(tmp_path / "one", remote=url)
     )
-    assert len(program.delegates) == len(entries_in(tmp_path / "one")) == 2
+
+    assert len(program.delegates) == 2
+    assert len(entries_in(tmp_path / "one")) == 2
     _, note = cache_notes(program)
     assert "is not used: " in note
     assert "secret" not in note
 
 
-def test_the_environment_names_a_remote_folder(registry, tmp_path, monkeypatch):
+def test_an_environment_variable_names_a_remote_folder(registry, tmp_path, monkeypatch):
     monkeypatch.setenv("DELEGRAPH_CACHE_REMOTE", f"file://{tmp_path}/far")
+
     lower_with_cache(make_model(), registry, tmp_path / "near")
-    assert len(entries_in(tmp_path / "far")) == len(entries_in(tmp_path / "near")) == 2
+
+    assert len(entries_in(tmp_path / "far")) == 2
+    assert len(entries_in(tmp_path / "near")) == 2
+
+
+def test_a_remote_folder_alone_is_used_with_the_users_folder(
+    registry, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DELEGRAPH_CACHE_REMOTE", f"file://{tmp_path}/far")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.setattr("delegraph_workers.cache.sys.platform", "linux")
+    lower_with_cache(make_model(), registry, tmp_path / "near")
+
     lower_with_cache(make_model(), registry, None)
+
     assert len(CountingBackend.calls) == 2
     assert len(entries_in(tmp_path / "user/delegraph")) == 2
