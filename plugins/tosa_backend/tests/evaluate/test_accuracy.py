@@ -1,6 +1,5 @@
-"""Float results of ``evaluate``, for every operator and float type of the table, on
-operands that are hard: within the accuracy that the specification asks for, which wrong
-kernels are not.
+"""``evaluate`` computes every float operator as accurately as the specification
+requires, and the accuracy check detects inaccurate kernels.
 """
 
 from __future__ import annotations
@@ -33,13 +32,16 @@ from ..support.samples import RECIPES, make_operator, samples
 SPEC = TosaSpec((1, 0))
 ELEMENTWISE = {"CLAMP", "NEGATE", "MUL"}
 UNBOUNDED = {"POW", "RESIZE"}
-"""Their bounds are not defined for every bit pattern: negative bases, infinities."""
+"""The accuracy bounds of these operators are undefined for some bit patterns, such as
+negative bases or infinities.
+"""
 LARGER = {(2, 3): (40, 50), (1, 3): (1, 50)}
+"""Shape of a sample's operand -> larger shape to test with."""
 Case = tuple[Graph, list[np.ndarray]]
 
 
 def enlarge_graph(graph: Graph, kind, random: np.random.Generator) -> Graph:
-    """The graph of an elementwise operator with 2000 elements in place of a few."""
+    """Return the graph of an elementwise operator with 40 x 50 instead of 2 x 3 elements."""
     (operator,) = graph.operators
     if operator.name in RECIPES.keys() - ELEMENTWISE:
         return graph
@@ -54,7 +56,7 @@ def enlarge_graph(graph: Graph, kind, random: np.random.Generator) -> Graph:
 
 
 def as_stored(numbers: np.ndarray, dtype: DType) -> np.ndarray:
-    """Numbers as memory holds them, rounded."""
+    """Round the numbers to the element type and return them as stored in memory."""
     with np.errstate(over="ignore"):
         return stored_numbers(np.asarray(numbers, np.float32), dtype)
 
@@ -78,13 +80,14 @@ def positive(type: Type, random: np.random.Generator) -> np.ndarray:
 
 
 def about_one(type: Type, random: np.random.Generator) -> np.ndarray:
-    """Of one sign, so that sums grow and every addition rounds."""
+    """Numbers of one sign, so that sums grow and every addition rounds."""
     return as_stored(random.uniform(0.5, 1.5, type.shape), type.dtype)
 
 
 def cases_of_table(kind, change=enlarge_graph) -> dict[str, Case]:
-    """A case for each row of the table with a float operand or result; indices and
-    conditions are 0 and 1.
+    """Return a case for each sample with a float operand or result.
+
+    ``kind`` makes the float operands; indices and conditions are random zeros and ones.
     """
     random = np.random.default_rng(5)
     found = {}
@@ -109,6 +112,7 @@ def _operand(value: Value, kind, random: np.random.Generator) -> np.ndarray:
     return random.integers(0, 2, value.shape).astype(ARRAY_DTYPES[value.dtype])
 
 
+# Operator -> operand shapes that give sums of hundreds of terms.
 DEEP = {
     "MATMUL": ((2, 8, 300), (2, 300, 8)),
     "CONV2D": ((1, 7, 5, 64), (8, 3, 3, 64), (8,)),
@@ -121,7 +125,7 @@ DEEP = {
 
 
 def deepened(graph: Graph, kind, random: np.random.Generator) -> Graph | None:
-    """The graph of an operator that sums, with hundreds of terms in a sum."""
+    """Return the graph of a summing operator with hundreds of terms in each sum."""
     (operator,) = graph.operators
     if operator.name not in DEEP:
         return None
@@ -160,78 +164,85 @@ def reference_by_case():
     )
 
 
-IN_ITS_WORDS = {
+VERIFIER_MODES = {
     "ulp": ("ULP", ""),
     "abs_error_mode": ("ABS_ERROR", "abs_error_"),
     "precomputed_mode": ("PRECOMPUTED", ""),
     "relative_scale": ("MAX_RELATIVE", "relative_"),
 }
-"""Key of a rule of the conformance tests' generator -> how the verifier calls it,
-prefix of the rule's numbers.
+"""Key of a rule in the generator of the conformance tests -> the verifier's name of the
+mode, and the prefix that the generator puts before the rule's numbers.
 """
 
 
 def official_rule(rule: dict[str, Any], dtype: DType) -> dict[str, Any]:
-    """A rule of the generator for one element type, as the verifier wants it."""
-    mode, prefix = next(IN_ITS_WORDS[key] for key in IN_ITS_WORDS if key in rule)
+    """Translate a rule of the generator for one element type into the verifier's form."""
+    mode, prefix = next(VERIFIER_MODES[key] for key in VERIFIER_MODES if key in rule)
     numbers = {}
     for key, number in rule.items():
-        if not key.endswith("_mode"):
-            name = key.removeprefix(prefix).replace("bounds", "bound")
-            numbers[name] = (
-                {t.name: n for t, n in number.items()}[dtype.name]
-                if isinstance(number, dict)
-                else number
-            )
-    return {"mode": mode, **({f"{mode.lower()}_info": numbers} if numbers else {})}
+        if key.endswith("_mode"):
+            continue
+        name = key.removeprefix(prefix).replace("bounds", "bound")
+        if isinstance(number, dict):
+            number = next(n for t, n in number.items() if t.name == dtype.name)
+        numbers[name] = number
+    if not numbers:
+        return {"mode": mode}
+    return {"mode": mode, f"{mode.lower()}_info": numbers}
 
 
-def test_the_rules_are_those_of_the_conformance_tests():
+def test_accuracy_rules_equal_those_of_the_conformance_tests():
     generator = pytest.importorskip(
         "generator.tosa_test_gen", reason="tosa-tools is not installed"
     )
     rows = generator.TosaTestGen.TOSA_OP_LIST.values()
     rules = {row["op"].name: row["compliance"] for row in rows if "compliance" in row}
+
     compared = set()
     for graph, arrays in ORDINARY.values():
         (operator,) = graph.operators
         dtype = operator.outputs[0].dtype
         if operator.name in rules and is_float(dtype):
             ours = rule(operator, arrays)
-            # of the operands at hand
+            # This number depends on the operands; the generator's rule lacks it.
             ours.get("max_relative_info", {}).pop("max", None)
             assert ours == official_rule(rules[operator.name], dtype)
             compared.add(operator.name)
+
     assert compared == rules.keys() - {"CAST_TO_BLOCK_SCALED"}
 
 
 @pytest.mark.parametrize("label", SUMS)
-def test_the_bounds_of_sums_are_those_of_the_conformance_tests(label):
+def test_bounds_of_sums_equal_those_of_the_conformance_tests(label):
     builder = pytest.importorskip(
         "generator.tosa_build_gen", reason="tosa-tools is not installed"
     ).TosaBuildGen
     from generator.tosa_utils import DataGenType
-    from tosa_serializer import DType as Theirs
+    from tosa_serializer import DType as OfficialDType
 
-    (operator,) = SUMS[label][0].operators
+    def official(dtype: DType) -> OfficialDType:
+        return getattr(OfficialDType, dtype.name)
+
+    graph, _ = SUMS[label]
+    (operator,) = graph.operators
     (result,) = operator.outputs
-    about = {
-        **{
+
+    expected = builder._get_compliance_tens(
+        {"op": None},
+        [official(factor.dtype) for factor in factors(operator)],
+        {
             "dg_type": DataGenType.DOT_PRODUCT,
-            "s": -1,
-            "ks": TERMS[type(operator)](operator),
+            "s": -1,  # number of the test set
+            "ks": TERMS[type(operator)](operator),  # terms in a sum
+            "acc_type": official(accumulator(operator, result.dtype)),
+            "ksb_increment": biased(operator),  # the bias is one more term
         },
-        **{
-            "acc_type": getattr(Theirs, accumulator(operator, result.dtype).name),
-            "ksb_increment": biased(operator),
-        },
-    }
-    types = [getattr(Theirs, v.dtype.name) for v in factors(operator)]
-    of_result = getattr(Theirs, result.dtype.name), list(result.shape)
-    asked = builder._get_compliance_tens(
-        {"op": None}, types, about, "result", *of_result
+        "result",
+        official(result.dtype),
+        list(result.shape),
     )
-    assert rule(operator)["dot_product_info"] == asked["dot_product_info"]
+
+    assert rule(operator)["dot_product_info"] == expected["dot_product_info"]
 
 
 @pytest.mark.parametrize("label", CASES)
@@ -239,13 +250,14 @@ def test_results_are_as_accurate_as_the_specification_requires(
     label, reference_by_case
 ):
     graph, arrays = CASES[label]
-    assert is_compliant(
-        graph, arrays, evaluate(graph, arrays), reference_by_case[label]
-    )
+
+    results = evaluate(graph, arrays)
+
+    assert is_compliant(graph, arrays, results, reference_by_case[label])
 
 
 def round_like(numbers: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """To fp16, or to bf16 where the operands are held in fp32."""
+    """Round to fp16 if ``like`` is fp16, else to bf16 (which is held in fp32)."""
     if like.dtype == np.float16:
         return numbers.astype(np.float16)
     return (
@@ -254,7 +266,7 @@ def round_like(numbers: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 
 def narrow_matmul(op, a, b, a_zp, b_zp):
-    """Sums that round to the operands' type after each product."""
+    """MATMUL that rounds the sum to the operands' type after each product."""
     total = np.zeros((*a.shape[:2], b.shape[2]), a.dtype)
     for i in range(a.shape[2]):
         total = round_like(total + a[:, :, i, None] * b[:, None, i], a)
@@ -262,6 +274,7 @@ def narrow_matmul(op, a, b, a_zp, b_zp):
 
 
 def narrow_conv(op, x, weight, bias, x_zp, weight_zp):
+    """CONV2D that rounds the sum to the operands' type after each product."""
     (sy, sx), (top, bottom, left, right) = op.stride, op.pad
     x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
     _, height, width, _ = op.outputs[0].shape
@@ -273,6 +286,7 @@ def narrow_conv(op, x, weight, bias, x_zp, weight_zp):
 
 
 def narrow_sum(op, x):
+    """REDUCE_SUM that rounds to the operand's type after each addition."""
     total = np.zeros(op.outputs[0].shape, x.dtype)
     for i in range(x.shape[op.axis]):
         total = round_like(total + np.take(x, [i], op.axis), x)
@@ -285,6 +299,7 @@ def of_half(function):
 
 
 def away_from_zero(op, x, y):
+    """ADD that rounds away from zero instead of to the nearest number."""
     exact = x.astype(np.float64) + y.astype(np.float64)
     nearest = (x + y).astype(x.dtype)
     return np.where(
@@ -295,17 +310,20 @@ def away_from_zero(op, x, y):
 
 
 def tanh_like_erf(op, x):
+    """The tanh approximation of ERF that GELU uses."""
     return np.tanh(x * (1.1283792 + 0.1009 * x * x))
 
 
 def quick_rsqrt(op, x):
+    """The fast inverse square root with one Newton step."""
     guess = (np.uint32(0x5F3759DF) - (x.astype(np.float32).view(np.uint32) >> 1)).view(
         np.float32
     )
     return guess * (1.5 - 0.5 * x * guess * guess)
 
 
-WRONG = {
+# Start of a case label -> kernel that is less accurate than the specification allows.
+INACCURATE_KERNELS = {
     "CONV2D(fp16, fp16, fp16, fp32": narrow_conv,
     "CONV2D(bf16, bf16, bf16, fp32": narrow_conv,
     "MATMUL(fp16, fp16, fp32)": narrow_matmul,
@@ -323,20 +341,27 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("row", WRONG)
-def test_wrong_kernels_are_not(row, reference_by_case, monkeypatch):
+@pytest.mark.parametrize("row", INACCURATE_KERNELS)
+def test_inaccurate_kernels_fail_the_accuracy_check(
+    row, reference_by_case, monkeypatch
+):
     cases = {
         label: case
         for label, case in CASES.items()
         if label.removeprefix("deep ").startswith(row)
     }
+
+    def all_compliant() -> bool:
+        return all(
+            is_compliant(*case, evaluate(*case), reference_by_case[label])
+            for label, case in cases.items()
+        )
+
     assert cases
-    assert all(
-        is_compliant(*case, evaluate(*case), reference_by_case[label])
-        for label, case in cases.items()
+    assert all_compliant()
+    operator_name = row.partition("(")[0]
+    monkeypatch.setitem(
+        all_kernels(), getattr(ops, operator_name), INACCURATE_KERNELS[row]
     )
-    monkeypatch.setitem(all_kernels(), getattr(ops, row.partition("(")[0]), WRONG[row])
-    assert not all(
-        is_compliant(*case, evaluate(*case), reference_by_case[label])
-        for label, case in cases.items()
-    )
+
+    assert not all_compliant()

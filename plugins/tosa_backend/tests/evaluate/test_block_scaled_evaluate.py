@@ -1,5 +1,5 @@
-"""Block-scaled tensors and operators, computed: against the reference model, and where
-it has none, against the same operator on fp32 numbers.
+"""``evaluate`` computes block-scaled operators as the reference model does, or, if the
+model lacks an operator, as the same operator on fp32 numbers.
 """
 
 from __future__ import annotations
@@ -78,18 +78,17 @@ def zero(dtype: DType = FP32) -> Value:
 
 
 def graph_of_constants(*operators: Operator) -> Graph:
-    """A graph of constants; what is block-scaled is returned in fp32, and scales as
-    what they make of ones.
+    """Return a graph without inputs that returns the results of the last operator in
+    fp32, which the reference model can hand over.
     """
-    added = list(operators)
-    for value in operators[-1].outputs:
-        added.append(readable(value))
-    return Graph(
-        [], [added[k].outputs[0] for k in range(len(operators), len(added))], added
-    )
+    casts = [cast_to_fp32(value) for value in operators[-1].outputs]
+    return Graph([], [cast.outputs[0] for cast in casts], [*operators, *casts])
 
 
-def readable(value: Value) -> Operator:
+def cast_to_fp32(value: Value) -> Operator:
+    """Return an operator that makes fp32 of a value. Scales are multiplied by ones, and
+    elements without scales by a scale of one.
+    """
     if value.dtype in BLOCK_SCALED:
         return make_operator(ops.CAST, value, dtype=FP32)
     if value.dtype is DType.FP8UE8M0:
@@ -110,38 +109,35 @@ def readable(value: Value) -> Operator:
         return make_operator(
             ops.CAST_FROM_BLOCK_SCALED, value, one, block_size=B32, dtype=FP32
         )
-    return (
-        make_operator(ops.CAST, value, dtype=FP32)
-        if value.dtype is not FP32
-        else make_operator(ops.IDENTITY, value)
-    )
+    if value.dtype is FP32:
+        return make_operator(ops.IDENTITY, value)
+    return make_operator(ops.CAST, value, dtype=FP32)
 
 
 CASES: dict[str, tuple[Graph, float]] = {}
-"""Graphs that the reference model judges, and how far outputs may be from its own, as a
-share of the largest one.
+"""Name -> a graph, and how far its outputs may be from those of the reference model, as
+a share of the largest output.
 """
 SUMS = 1e-6
 """Sixteen units in the last place: the model sums in fp32."""
 
 
 def hard_blocks() -> np.ndarray:
-    """[*,32] fp32: all exponents, zeros, NaN, infinities, subnormals, and largest
-    numbers at every edge of a scale.
+    """Return fp32 [*, 32] with all exponents, zeros, NaN, infinities, subnormals, and
+    blocks whose largest number is next to the limit of a scale.
     """
     exponents = R.integers(0, 255, (600, 1)) - R.integers(0, 12, (600, 32))
     bits = R.integers(0, 1 << 32, (600, 32), np.uint32) & 0x807FFFFF
     random = (
         bits | np.clip(exponents, 0, 254).astype(np.uint32) << np.uint32(23)
     ).view(np.float32)
-    random[:2], random[1, 3], random[2, 5], random[3, 6], random[4, 7] = (
-        0,
-        -0.0,
-        np.nan,
-        np.inf,
-        -np.inf,
-    )
-    random[5], random[6] = np.float32(1e-45), np.float32(3.4e38)
+    random[:2] = 0
+    random[1, 3] = -0.0
+    random[2, 5] = np.nan
+    random[3, 6] = np.inf
+    random[4, 7] = -np.inf
+    random[5] = np.float32(1e-45)
+    random[6] = np.float32(3.4e38)
     edges = np.array(
         [448, 464, 57344, 61440, 7.5, 7.75, 28, 30, 6, 7, 127 / 64, 127.5 / 64, 2],
         np.float32,
@@ -309,8 +305,7 @@ ONLY_OURS = {
         out_pad=(0, 1, 0, 0), stride=(1, 2), acc_type=FP32,
     ),
 }  # fmt: skip
-"""The reference model of tosa-tools 2026.8 does not have these on block-scaled tensors.
-"""
+"""The reference model of tosa-tools 2026.8 lacks these on block-scaled tensors."""
 
 
 for value in VALUES:
@@ -330,69 +325,77 @@ def reference_outputs() -> dict[str, list[np.ndarray]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_reference_model(name, reference_outputs):
-    """Zeros have their signs, too. What values are worth whose scale is NaN is left
-    open.
-    """
-    given, tolerance = CASES[name]
-    ours = evaluate(given, [])
-    lost = np.zeros(ours[0].shape, bool)
-    if len(ours) == 2:
-        lost = np.isnan(ours[1])
-    for result, reference in zip(ours, reference_outputs[name], strict=True):
+    graph, tolerance = CASES[name]
+
+    results = evaluate(graph, [])
+
+    compared = np.ones(results[0].shape, bool)
+    if len(results) == 2:
+        # The specification does not define elements whose scale is NaN.
+        _, scales = results
+        compared = ~np.isnan(scales)
+    for result, reference in zip(results, reference_outputs[name], strict=True):
         assert result.dtype == reference.dtype == np.float32
-        known = (
-            ~lost & ~np.isnan(reference) if result is ours[0] else ~np.isnan(reference)
+        np.testing.assert_array_equal(
+            np.isnan(result)[compared], np.isnan(reference)[compared]
         )
+        known = ~np.isnan(reference)
+        if result is results[0]:
+            known &= compared
         largest = float(np.abs(reference[np.isfinite(reference)]).max(initial=0))
         np.testing.assert_allclose(
             result[known], reference[known], rtol=0, atol=tolerance * largest
         )
-        np.testing.assert_array_equal(
-            np.isnan(result)[~lost], np.isnan(reference)[~lost]
-        )
-        if not tolerance:
+        if tolerance == 0:  # then zeros have equal signs, too
             np.testing.assert_array_equal(
                 np.signbit(result)[known], np.signbit(reference)[known]
             )
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_scales_are_the_least_without_overflow(value):
-    """From the definition: the largest quotient is in range, and with half of the scale
-    it would not be.
-    """
-    x = random_normal(200, 32) * np.exp2(R.integers(-40, 40, (200, 1))).astype(
-        np.float32
-    )
+def test_scales_are_the_smallest_that_do_not_overflow(value):
+    powers_of_two = np.exp2(R.integers(-40, 40, (200, 1))).astype(np.float32)
+    x = random_normal(200, 32) * powers_of_two
     cast = make_operator(
         ops.CAST_TO_BLOCK_SCALED, constant(x), block_size=B32, dtype=value
     )
-    bits, scale = evaluate(Graph([], cast.outputs, [cast]), [])
-    factor = decoded(scale, DType.FP8UE8M0).astype(np.float64)
-    np.testing.assert_array_equal(bits, encoded(x / factor, value))
-    largest, (limit, itself) = np.abs(x).max(axis=1) / factor[:, 0], overflow(value)
-    assert ((largest < limit) | ((largest == limit) & (not itself))).all()
-    assert (2 * largest >= limit).all()
+
+    bits, scale_bits = evaluate(Graph([], cast.outputs, [cast]), [])
+
+    scales = decoded(scale_bits, DType.FP8UE8M0).astype(np.float64)
+    np.testing.assert_array_equal(bits, encoded(x / scales, value))
+    largest = np.abs(x).max(axis=1) / scales[:, 0]
+    limit, limit_overflows = overflow(value)
+    in_range = largest < limit if limit_overflows else largest <= limit
+    assert in_range.all()
+    half_the_scale_would_overflow = 2 * largest >= limit
+    assert half_the_scale_would_overflow.all()
 
 
-def test_scales_are_multiplied_with_each_other_first():
-    """2**127 * 2**-127 is 1, as the pseudocode has it; the reference model makes
-    infinity of 448 * 2**127.
+def test_scales_are_multiplied_with_each_other_before_elements():
+    """The pseudocode of the specification computes 2**127 * 2**-127 = 1 first. The
+    reference model computes 448 * 2**127 first, which is infinite.
     """
-    data = constant(np.full((1, 1, 32), 0x7E), DType.FP8E4M3)
-    up, down = (constant(np.full((1, 1, 1), bits), DType.FP8UE8M0) for bits in (254, 0))
+    elements = constant(np.full((1, 1, 32), 0x7E), DType.FP8E4M3)  # 0x7E is 448
+    large_scale = constant(np.full((1, 1, 1), 254), DType.FP8UE8M0)  # 2**127
+    small_scale = constant(np.full((1, 1, 1), 0), DType.FP8UE8M0)  # 2**-127
     product = make_operator(
-        ops.MATMUL_T_BLOCK_SCALED, data, up, data, down, block_size=B32
+        ops.MATMUL_T_BLOCK_SCALED,
+        elements,
+        large_scale,
+        elements,
+        small_scale,
+        block_size=B32,
     )
-    assert (
-        evaluate(Graph([], product.outputs, [product]), [])[0].item() == 32 * 448.0**2
-    )
+
+    (result,) = evaluate(Graph([], product.outputs, [product]), [])
+
+    assert result.item() == 32 * 448.0**2
 
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", [*MOVES, *ONLY_OURS])
-def test_equals_the_operator_on_the_numbers(name, value):
-    """The operator on block-scaled operands against the same on CAST operands, in fp32."""
+def test_equals_the_operator_on_fp32_operands(name, value):
     operands: list[Value] = []
 
     def block_scaled(*sizes: int) -> Value:
@@ -400,84 +403,109 @@ def test_equals_the_operator_on_the_numbers(name, value):
         return operands[-1]
 
     operator = (MOVES | ONLY_OURS)[name](block_scaled)
-    number_of = {
+    in_fp32 = {
         v: constant(numbers_of(v.constant.materialize(), v.dtype)) for v in operands
     }
-    inputs = [number_of.get(value, value) for value in operator.inputs]
-    plain = make_operator(type(operator), *inputs, **operator.attribute_values())
-    ours, numbers = (
-        evaluate(graph_of_constants(op), [])[0] for op in (operator, plain)
+    fp32_inputs = [in_fp32.get(value, value) for value in operator.inputs]
+    fp32_operator = make_operator(
+        type(operator), *fp32_inputs, **operator.attribute_values()
     )
-    np.testing.assert_array_equal(ours, numbers)
+
+    (result,) = evaluate(graph_of_constants(operator), [])
+    (expected,) = evaluate(graph_of_constants(fp32_operator), [])
+
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_moved_pairs_keep_their_bits(value):
-    """Nothing is decoded on the way: NaN keep their payload, blocks their scale even
-    where it does not matter.
-    """
+def test_slice_keeps_the_bits_of_elements_and_scales(value):
+    """Decoding and encoding would lose the payload of NaN, and scales of zero blocks."""
     type = Type((2, 96), BY_VALUE[value])
     bits = R.integers(0, 256, type.shape).astype(np.uint8).view(ARRAY_DTYPES[value])
     x = Value(type, Scaled(bits, R.integers(0, 256, (2, 3)).astype(np.uint8), type))
-    taken = make_operator(ops.SLICE, x, shape_constant(0, 32), shape_constant(2, 64))
-    (out,) = evaluate(Graph([], taken.outputs, [taken]), [])
-    values, held = parted(out, taken.outputs[0].type)
-    np.testing.assert_array_equal(values, bits[:, 32:])
-    np.testing.assert_array_equal(held, x.constant.scales[:, 1:])
+    sliced = make_operator(ops.SLICE, x, shape_constant(0, 32), shape_constant(2, 64))
+
+    (result,) = evaluate(Graph([], sliced.outputs, [sliced]), [])
+
+    result_bits, result_scales = parted(result, sliced.outputs[0].type)
+    np.testing.assert_array_equal(result_bits, bits[:, 32:])
+    # The slice begins with the second block of 32 elements.
+    np.testing.assert_array_equal(result_scales, x.constant.scales[:, 1:])
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_blocks_of_one_element_have_no_scales(value):
-    """Blocks of one element have no scales; bits are moved as they are."""
+def test_row_gather_in_blocks_of_one_takes_no_scales(value):
     bits = random_elements(value, 2, 9, 64)
-    rows = constant(np.array([[3, 1], [0, 7]]), I32)
-    count = constant(np.array([2]), I32)
-    gathered = make_operator(
-        ops.ROW_GATHER_BLOCK_SCALED, constant(bits, value), rows, count, block_size=B1
+    first_rows = constant(np.array([[3, 1], [0, 7]]), I32)
+    rows_each = constant(np.array([2]), I32)
+    gather = make_operator(
+        ops.ROW_GATHER_BLOCK_SCALED,
+        constant(bits, value),
+        first_rows,
+        rows_each,
+        block_size=B1,
     )
-    reshaped = make_operator(
+
+    (result,) = evaluate(Graph([], gather.outputs, [gather]), [])
+
+    np.testing.assert_array_equal(result[0], bits[0, [3, 4, 1, 2]])
+    np.testing.assert_array_equal(result[1], bits[1, [0, 1, 7, 8]])
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_reshape_in_blocks_of_one_takes_no_scales(value):
+    bits = random_elements(value, 2, 9, 64)
+    reshape = make_operator(
         ops.RESHAPE_BLOCK_SCALED,
         constant(bits, value),
         shape_constant(18, 64),
         block_size=B1,
     )
-    (taken,), (turned,) = (
-        evaluate(Graph([], op.outputs, [op]), []) for op in (gathered, reshaped)
-    )
-    np.testing.assert_array_equal(
-        taken, bits[np.arange(2)[:, None], [[3, 4, 1, 2], [0, 1, 7, 8]]]
-    )
-    np.testing.assert_array_equal(turned, bits.reshape(18, 64))
+
+    (result,) = evaluate(Graph([], reshape.outputs, [reshape]), [])
+
+    np.testing.assert_array_equal(result, bits.reshape(18, 64))
 
 
-def test_inputs_and_outputs_are_pairs():
-    type = Type((2, 64), BY_VALUE[DType.FP4E2M1])
-    x = Value(type)
+@pytest.fixture
+def reverse_of_blocks() -> Graph:
+    """A graph that reverses a block-scaled input along its blocks."""
+    x = Value(Type((2, 64), BY_VALUE[DType.FP4E2M1]))
     reverse = make_operator(ops.REVERSE, x, axis=1)
+    return Graph([x], reverse.outputs, [reverse])
+
+
+def test_inputs_and_outputs_pair_elements_with_scales(reverse_of_blocks):
+    type = reverse_of_blocks.inputs[0].type
     bits = random_elements(DType.FP4E2M1, 2, 64)
-    scale = random_scales(2, 2)
-    (out,) = evaluate(
-        Graph([x], reverse.outputs, [reverse]), [paired(bits, scale, type)]
-    )
-    values, held = parted(out, type)
-    np.testing.assert_array_equal(values, bits[:, ::-1])
-    np.testing.assert_array_equal(held, scale[:, ::-1])
+    scales = random_scales(2, 2)
+
+    (result,) = evaluate(reverse_of_blocks, [paired(bits, scales, type)])
+
+    result_bits, result_scales = parted(result, type)
+    np.testing.assert_array_equal(result_bits, bits[:, ::-1])
+    np.testing.assert_array_equal(result_scales, scales[:, ::-1])
+
+
+def test_input_without_scales_is_refused(reverse_of_blocks):
+    bits = random_elements(DType.FP4E2M1, 2, 64)
+
     with pytest.raises(InputError, match="is wanted, uint8"):
-        evaluate(Graph([x], reverse.outputs, [reverse]), [bits])
+        evaluate(reverse_of_blocks, [bits])
 
 
-def test_control_flow_keeps_the_stored_type():
-    for dtype in (BF16, DType.FP8E4M3, DType.FP4E2M1, BY_VALUE[DType.FP4E2M1]):
-        type = Type((1, 32), dtype)
-        condition = Value(Type((1,), DType.BOOL))
-        x = Value(type)
-        inner = Value(type)
-        body = Graph([inner], [inner], [])
-        choice = make_operator(
-            ops.COND_IF, condition, x, then_graph=body, else_graph=body
-        )
-        given = np.zeros((1, 32), ARRAY_DTYPES[dtype])
-        (out,) = evaluate(
-            Graph([condition, x], choice.outputs, [choice]), [np.array([True]), given]
-        )
-        assert out.dtype == given.dtype
+@pytest.mark.parametrize(
+    "dtype", [BF16, DType.FP8E4M3, DType.FP4E2M1, BY_VALUE[DType.FP4E2M1]]
+)
+def test_control_flow_keeps_the_array_dtype(dtype):
+    condition = Value(Type((1,), DType.BOOL))
+    x = Value(Type((1, 32), dtype))
+    inner = Value(x.type)
+    body = Graph([inner], [inner], [])
+    cond_if = make_operator(ops.COND_IF, condition, x, then_graph=body, else_graph=body)
+    graph = Graph([condition, x], cond_if.outputs, [cond_if])
+    array = np.zeros((1, 32), ARRAY_DTYPES[dtype])
+
+    (result,) = evaluate(graph, [np.array([True]), array])
+
+    assert result.dtype == array.dtype

@@ -1,6 +1,4 @@
-"""Variables: what is written is read, within one run, by the graphs of control flow as
-well.
-"""
+"""Variables hold written values within one run, and each run starts from the initial values."""
 
 from __future__ import annotations
 
@@ -20,7 +18,9 @@ INITIAL = np.array([1, 2], np.float32)
 
 
 def counter_graph() -> Graph:
-    """Adds the input to the variable; gives the value before and after."""
+    """Return a graph that adds its input to a variable and outputs the variable before and
+    after.
+    """
     x = Value(Type((2,), DType.FP32), name="x")
     declared = make_operator(
         ops.VARIABLE, literal(INITIAL, DType.FP32, np.float32), variable="sum"
@@ -41,12 +41,18 @@ def test_equals_the_reference_model():
     x = np.array([10, 20], np.float32)
     file = TosaFile(graph, SPEC).join()
     reference = reference_tools.run_reference_model(file, [x])
+
     for outputs in (evaluate(graph, [x]), evaluate(read(file), [x])):
         np.testing.assert_array_equal(outputs, reference)
+
     np.testing.assert_array_equal(reference, [INITIAL, INITIAL + x])
 
 
 def test_every_run_starts_from_the_initial_values():
     program = Program(counter_graph())
     x = np.ones(2, np.float32)
-    np.testing.assert_array_equal(program([x]), program([x]))
+
+    first_run = program([x])
+    second_run = program([x])
+
+    np.testing.assert_array_equal(first_run, second_run)

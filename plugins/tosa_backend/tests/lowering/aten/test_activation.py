@@ -1,7 +1,8 @@
-"""Activations and clamps, each rule against eager torch."""
+"""Lowering rules for activations and clamps give the results of eager torch."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from delegraph_tosa.evaluate import evaluate
@@ -112,15 +113,16 @@ for name in ("sigmoid", "tanh"):
     )
 
 
-def test_a_zero_keeps_its_sign():
-    """Rows compare zeros as equal."""
+@pytest.mark.parametrize("function", [F.elu, F.selu, F.celu])
+def test_activations_keep_the_sign_of_zero(function):
+    """The comparison with eager torch treats -0.0 and 0.0 as equal."""
     x = torch.tensor([-0.0, 0.0])
-    for function in (F.elu, F.selu, F.celu):
-        (found,) = evaluate(
-            lower_program(torch.export.export(Function(function), (x,)), Tosa(SPEC)),
-            [x.numpy()],
-        )
-        assert (1 / torch.from_numpy(found)).tolist() == [-inf, inf]
+    program = torch.export.export(Function(function), (x,))
+
+    (result,) = evaluate(lower_program(program, Tosa(SPEC)), [x.numpy()])
+
+    # 1 / -0.0 is -inf
+    assert (1 / torch.from_numpy(result)).tolist() == [-inf, inf]
 
 
 test_rows_call_every_rule = FAMILY.covers("activation")

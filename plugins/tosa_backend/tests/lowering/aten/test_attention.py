@@ -1,4 +1,4 @@
-"""Scaled dot-product attention against eager torch."""
+"""Lowering rules for scaled dot-product attention give the results of eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bags of rows, each rule against eager torch."""
+"""Lowering rules for bags of rows (EmbeddingBag) give the results of eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bits and shifts, each rule against eager torch."""
+"""Lowering rules for bitwise operators and shifts give the results of eager torch."""
 
 from __future__ import annotations
 

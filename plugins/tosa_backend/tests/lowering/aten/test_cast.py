@@ -1,4 +1,4 @@
-"""Conversions of type, each rule against eager torch."""
+"""Lowering rules for conversions of type give the results of eager torch."""
 
 from __future__ import annotations
 

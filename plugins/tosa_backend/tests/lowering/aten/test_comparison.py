@@ -1,4 +1,6 @@
-"""Comparisons, logic and selection, each rule against eager torch."""
+"""Lowering rules for comparisons, logic and selection give the results of eager
+torch.
+"""
 
 from __future__ import annotations
 

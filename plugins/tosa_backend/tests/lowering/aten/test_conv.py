@@ -1,4 +1,4 @@
-"""Convolutions, each rule against eager torch."""
+"""Lowering rules for convolutions give the results of eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transposed convolutions, each rule against eager torch."""
+"""Lowering rules for transposed convolutions give the results of eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that create tensors, each rule against eager torch."""
+"""Lowering rules for operators that create tensors give the results of eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distances, each rule against eager torch."""
+"""Lowering rules for distances give the results of eager torch."""
 
 from __future__ import annotations
 

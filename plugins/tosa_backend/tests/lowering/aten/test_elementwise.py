@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, each rule against eager torch."""
+"""Lowering rules for elementwise arithmetic give the results of eager torch."""
 
 from __future__ import annotations
 

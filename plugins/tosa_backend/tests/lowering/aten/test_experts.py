@@ -1,4 +1,4 @@
-"""Products with the matrix of a row's group, and histograms, each rule against eager
+"""Lowering rules for grouped matrix products and histograms give the results of eager
 torch.
 """
 

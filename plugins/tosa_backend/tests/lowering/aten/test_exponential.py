@@ -1,4 +1,4 @@
-"""Exponentials and logarithms, each rule against eager torch."""
+"""Lowering rules for exponentials and logarithms give the results of eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fourier transforms and complex numbers inside of a delegate, each rule against eager
+"""Lowering rules for Fourier transforms and complex numbers give the results of eager
 torch.
 """
 
@@ -121,14 +121,16 @@ REFUSED = {
 def test_unsupported_transforms_are_refused_and_run_on_the_host(name):
     function, operator, reason = REFUSED[name]
     module = Function(function).eval()
+
     lowered = delegraph.lower(module, (signal,), backends=["tosa"])
-    found = {row.operator: row.reason for row in lowered.report.refusals}
-    assert reason in found[operator], found
+
+    reasons = {row.operator: row.reason for row in lowered.report.refusals}
+    assert reason in reasons[operator]
     torch.testing.assert_close(lowered(signal), module(signal))
 
 
-def test_spectrogram_and_back_in_one_delegate():
-    """What audio models do: windows, their transforms, magnitudes and phases."""
+def test_stft_and_its_inverse_lower_completely():
+    """Audio models use both around their network."""
     options = {"n_fft": 8, "hop_length": 4, "window": window}
 
     def forward(x):
@@ -136,9 +138,11 @@ def test_spectrogram_and_back_in_one_delegate():
         return spectrum.abs().pow(2), torch.istft(spectrum, **options)
 
     x = randn(2, 40)
+
     lowered = delegraph.lower(
         Function(forward).eval(), (x,), backends=["tosa"], require_full=True
     )
+
     assert lowered.verify(x).relative_error < 1e-5
 
 

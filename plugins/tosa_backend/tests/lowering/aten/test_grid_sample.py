@@ -1,4 +1,6 @@
-"""Sampling at run-time places, each rule against eager torch."""
+"""Lowering rules for sampling at coordinates computed at run time give the results of eager
+torch.
+"""
 
 from __future__ import annotations
 

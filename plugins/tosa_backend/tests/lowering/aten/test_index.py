@@ -1,4 +1,4 @@
-"""Reading what indices name, each rule against eager torch."""
+"""Lowering rules for operators that read at indices give the results of eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interpolation by weighted sums, each rule against eager torch."""
+"""Lowering rules for interpolation by weighted sums give the results of eager torch."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ judged, test_equals_eager_through_the_reference_model = (
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(3, 4), (9, 20), (4, 11)])
 def test_antialiasing_spreads_an_infinity_as_far_as_eager_does(mode, size):
-    """Also where an output covers fewer elements than others, and along an axis that
-    keeps its size.
+    """Each output must read exactly the inputs that eager reads: a zero weight times
+    infinity is NaN.
     """
 
     class Resized(nn.Module):
@@ -92,5 +92,7 @@ def test_antialiasing_spreads_an_infinity_as_far_as_eager_does(mode, size):
     model = Resized().eval()
     x = torch.randn(1, 2, 9, 11)
     lowered = delegraph.lower(model, (x,), backends=["tosa"], require_full=True)
+
     x[0, 0, 4, 5] = float("inf")
+
     assert torch.equal(lowered(x).isfinite(), model(x).isfinite())

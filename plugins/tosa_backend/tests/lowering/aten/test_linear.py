@@ -1,4 +1,4 @@
-"""Matrix products, each rule against eager torch."""
+"""Lowering rules for matrix products give the results of eager torch."""
 
 from __future__ import annotations
 

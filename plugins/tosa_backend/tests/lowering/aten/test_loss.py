@@ -1,4 +1,4 @@
-"""Losses of class labels, each rule against eager torch."""
+"""Lowering rules for losses of class labels give the results of eager torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ FAMILY.cases(
 )
 
 
-def test_labels_prove_that_they_fit_into_32_bits():
+def test_cross_entropy_with_int64_labels_lowers_completely():
+    """TOSA has no int64 tensors; the loss bounds its labels by the number of classes."""
     program = torch.export.export(Function(F.cross_entropy), (scores, FEW))
     lowered = delegraph.lower(program, backends=["tosa"])
     assert lowered.report.host_operators == 0, lowered.report

@@ -1,4 +1,4 @@
-"""Operators that change nothing, each rule against eager torch."""
+"""Lowering rules for operators that change nothing give the results of eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalization, each rule against eager torch."""
+"""Lowering rules for normalization give the results of eager torch."""
 
 from __future__ import annotations
 

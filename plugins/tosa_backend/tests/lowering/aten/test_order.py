@@ -1,5 +1,5 @@
-"""Extremes and order, each rule against eager torch; indices of equal elements only
-where torch defines them.
+"""Lowering rules for extremes and sorting give the results of eager torch. Indices of
+equal elements are compared only where torch defines them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Padding, each rule against eager torch."""
+"""Lowering rules for padding give the results of eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling, each rule against eager torch."""
+"""Lowering rules for pooling give the results of eager torch."""
 
 from __future__ import annotations
 

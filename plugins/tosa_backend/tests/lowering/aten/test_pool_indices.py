@@ -1,4 +1,6 @@
-"""Pooling with positions, each rule against eager torch."""
+"""Lowering rules for pooling that also returns positions give the results of eager
+torch.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +80,12 @@ judged, test_equals_eager_through_the_reference_model = (
 )
 
 
-def test_positions_in_an_image_of_dynamic_size_are_refused():
-    """A known number of windows does not make the positions known."""
+def test_pooling_positions_in_images_of_dynamic_size_are_refused():
+    """Positions count through the whole image, so its size must be known."""
     module, inputs, *_ = FAMILY.rows["2d-back-0"]
-    sizes = dict.fromkeys(range(4), Dim.AUTO)
-    program = export(module, inputs, dynamic_shapes={"args": (sizes,)})
+    all_sizes_dynamic = dict.fromkeys(range(4), Dim.AUTO)
+    program = export(module, inputs, dynamic_shapes={"args": (all_sizes_dynamic,)})
     builder = Tosa(TosaSpec.parse("TOSA-1.1+FP+INT+shape"))
+
     with pytest.raises(Unsupported, match="at compile time"):
         lower_program(program, builder)

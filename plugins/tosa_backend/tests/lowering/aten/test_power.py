@@ -1,8 +1,9 @@
-"""Powers, each rule against eager torch."""
+"""Lowering rules for powers give the results of eager torch."""
 
 from __future__ import annotations
 
 import delegraph
+import pytest
 import torch
 
 from ...support.rule_cases import (
@@ -74,20 +75,24 @@ FAMILY.cases(
 )
 
 
-def test_results_have_the_recorded_type_and_shape():
-    """bool ** bool, of which torch records int64; a logarithm of a sum over no
-    dimensions, where it adds some.
-    """
-    both = torch.tensor([True, False]), torch.randn(2, 3)
-    for function, x in (
-        (lambda x: x**True, both[0]),
-        (lambda x: torch.logsumexp(x, ()), both[1]),
-    ):
-        lowered = delegraph.lower(Function(function).eval(), (x,), backends=["tosa"])
-        recorded = lowered.exported_program().graph.output_node().args[0][0].meta["val"]
-        found = lowered(x)
-        assert found.dtype == recorded.dtype
-        assert found.shape == recorded.shape
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda x: x**True, torch.tensor([True, False])),
+        (lambda x: torch.logsumexp(x, ()), torch.randn(2, 3)),
+    ],
+    ids=["bool ** bool", "logsumexp over no dimensions"],
+)
+def test_results_have_the_type_and_shape_of_the_exported_program(function, x):
+    """The tracer of torch records another type or shape than eager returns."""
+    lowered = delegraph.lower(Function(function).eval(), (x,), backends=["tosa"])
+    (output,) = lowered.exported_program().graph.output_node().args[0]
+    recorded = output.meta["val"]
+
+    result = lowered(x)
+
+    assert result.dtype == recorded.dtype
+    assert result.shape == recorded.shape
 
 
 test_rows_call_every_rule = FAMILY.covers("power")

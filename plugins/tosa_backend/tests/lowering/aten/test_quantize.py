@@ -1,4 +1,6 @@
-"""Quantize and dequantize of floats, each rule against eager torch."""
+"""Lowering rules for quantization and dequantization of floats give the results of eager
+torch.
+"""
 
 from __future__ import annotations
 

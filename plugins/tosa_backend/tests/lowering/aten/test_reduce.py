@@ -1,4 +1,4 @@
-"""Reductions and softmax, each rule against eager torch."""
+"""Lowering rules for reductions and softmax give the results of eager torch."""
 
 from __future__ import annotations
 
@@ -27,15 +27,8 @@ for name in ("mean", "sum", "amax", "amin"):
         name, lambda x, f=function: f(x, dim=(1, -1)), x, random_halves(2, 3, 4)
     )
     FAMILY.cases(f"{name}-kept", lambda x, f=function: f(x, dim=(-2,), keepdim=True), x)
-    (
+    if name in ("mean", "sum"):
         FAMILY.cases(f"{name}-all", lambda x, f=function: f(x), x)
-        if name
-        in (
-            "mean",
-            "sum",
-        )
-        else None
-    )
     FAMILY.cases(
         f"{name}-of-rank-0", lambda x, f=function: f(x, dim=0), torch.tensor(2.0)
     )

@@ -1,4 +1,4 @@
-"""Resizing of images, each rule against eager torch."""
+"""Lowering rules for resizing images give the results of eager torch."""
 
 from __future__ import annotations
 
@@ -65,20 +65,23 @@ judged, test_equals_eager_through_the_reference_model = (
 
 
 def test_resized_border_pixels_next_to_an_infinity_stay_finite() -> None:
-    """RESIZE repeats the pixel at the border; eager weighs its neighbour with 0 there,
-    which is NaN of an infinity.
+    """Eager computes NaN at the border: it multiplies the infinite neighbour by weight 0.
+    RESIZE repeats the border pixel instead.
     """
     function = lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")
     x = torch.arange(16.0).reshape(1, 1, 4, 4)
     lowered = delegraph.lower(Call(function).eval(), (x,), backends=["tosa"])
     x[0, 0, 1, 1] = torch.inf
-    ours = lowered(x)
-    eager = function(x)
-    differ = ~torch.isclose(ours, eager, equal_nan=True)
+
+    lowered_result = lowered(x)
+    eager_result = function(x)
+
+    differ = ~torch.isclose(lowered_result, eager_result, equal_nan=True)
     assert differ.any()
-    assert eager[differ].isnan().all()
-    assert ours[differ].isfinite().all()
-    assert not differ[..., 1:-1, 1:-1].any()
+    assert eager_result[differ].isnan().all()
+    assert lowered_result[differ].isfinite().all()
+    only_the_border_differs = not differ[..., 1:-1, 1:-1].any()
+    assert only_the_border_differs
 
 
 class Call(torch.nn.Module):

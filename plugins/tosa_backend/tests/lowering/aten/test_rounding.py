@@ -1,4 +1,6 @@
-"""Rounding, whole quotients and remainders, each rule against eager torch."""
+"""Lowering rules for rounding, whole quotients and remainders give the results of eager
+torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Running sums, products and extremes, each rule against eager torch."""
+"""Lowering rules for running sums, products and extremes give the results of eager
+torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Writing where indices point, each rule against eager torch."""
+"""Lowering rules for operators that write at indices give the results of eager
+torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that move elements, each rule against eager torch."""
+"""Lowering rules for operators that change shapes give the results of eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Functions by polynomials, each rule against eager torch."""
+"""Lowering rules for functions computed by polynomials give the results of eager
+torch.
+"""
 
 from __future__ import annotations
 

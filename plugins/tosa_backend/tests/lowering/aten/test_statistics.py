@@ -1,4 +1,6 @@
-"""Variance and deviation, each rule against eager torch."""
+"""Lowering rules for variance and standard deviation give the results of eager
+torch.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,7 @@ for name in ("var", "std", "var_mean", "std_mean"):
     )
     # twice, since torch sums a single row in another way
     for k, row in enumerate(huge):
-        FAMILY.case(
-            f"{name}-huge-{k}", lambda x, f=function: f(x, 1), row.repeat(2, 1)
-        )  # torch sums one row in another way
+        FAMILY.case(f"{name}-huge-{k}", lambda x, f=function: f(x, 1), row.repeat(2, 1))
     default = getattr(aten, name).default
     dim = getattr(aten, name).dim
     FAMILY.cases(

@@ -1,4 +1,6 @@
-"""Trigonometric and hyperbolic functions, each rule against eager torch."""
+"""Lowering rules for trigonometric and hyperbolic functions give the results of eager
+torch.
+"""
 
 from __future__ import annotations
 
