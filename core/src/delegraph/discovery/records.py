@@ -49,8 +49,8 @@ class PluginRecord:
     it.
 
     ``name``: name of the entry point. ``distribution``: normalized name of the
-    distribution. ``location``: file of the light module, or the distribution's folder
-    if the file is not known. ``fault``: why the whole plugin cannot be used; None if it
+    distribution. ``location``: file of the light module, to which the entry point
+    refers; the distribution's folder if the file is not known. ``fault``: why the whole plugin cannot be used; None if it
     can. ``exception``: the error that the fault describes. ``faults``: short name of a
     backend that cannot be used -> why. ``warnings``: problems that do not prevent the
     use of the plugin.

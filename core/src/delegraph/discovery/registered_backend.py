@@ -88,7 +88,8 @@ def _check_kind(declaration: Declaration, value: Any) -> None:
     is_instance = isinstance(declaration, PartitionerSpec) and not isinstance(
         value, type
     )
-    reason = wrong_kind(declaration, type(value) if is_instance else value)
+    kind = type(value) if is_instance else value
+    reason = wrong_kind(declaration, kind)
     if reason is None:
         return
     if is_instance and callable(value):

@@ -114,8 +114,8 @@ class Registry:
         ones.
 
         ``refused``: plugin (``distribution/name``) that is not loaded -> the fault that
-        its record gets. Raises PluginBroken if a light module calls this while it is
-        imported.
+        its record gets. Raises PluginBroken if a light module, which is the module of
+        an entry point, calls this while it is imported.
         """
         if self._is_read:
             return
@@ -293,6 +293,7 @@ class Registry:
             for entry in entries:
                 for declared in self._of_backend(PartitionerSpec, entry):
                     if declared[0].name == name:
+                        # raises the reason if the backend cannot be used
                         return self._usable(entry.full_name), declared
         entry = self._usable(name)
         all_declared = self._of_backend(PartitionerSpec, entry)
@@ -417,7 +418,7 @@ class Registry:
                 hint="backends=[NAME, ...] in order of preference; on the command line"
                 " --backend NAME",
             )
-        (chosen,) = candidates
+        chosen = candidates[0]
         others = ", ".join(info.name for info in suitable if info is not chosen)
         if others:
             why = f"is the default (others: {others})"
@@ -579,7 +580,7 @@ class Registry:
             raise not_declared(kind, asked, known, self._plugins())
         if len(declared) > 1:
             raise conflict(f"the {declared[0][0].title}", declared)
-        ((spec, record),) = declared
+        spec, record = declared[0]
         absent = missing(spec.requires)
         if absent:
             title = f"the {spec.title} of {record.owner}"

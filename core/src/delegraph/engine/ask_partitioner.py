@@ -111,6 +111,7 @@ def _result_after_failure(
             _forget_tags(program)
     reason = reason_of(failure)
     calls = [node for node in program.graph.nodes if is_operator(node)]
+    # final: the calls are not decomposed to ask about their parts
     return PartitionResult(
         program, {}, refusals=[Refusal(node, reason, final=True) for node in calls]
     )
@@ -183,7 +184,8 @@ def _check_untouched(subject: str, before: Snapshot) -> None:
     elif before.is_rewritten():
         changed = "the graph"
     else:
-        retyped = before.put_values_back()  # the first node with another type
+        # puts all replaced values back; returns the first node with another type
+        retyped = before.put_values_back()
         if retyped is None:
             return
         changed = f"the recorded type of {retyped.name} (meta['val'])"

@@ -92,7 +92,7 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
             f"a debug_handle_map {why}",
             "it must map identifiers (int or str) to tuples of debug handles",
         )
-    if why := _fault_of_reported(result):
+    if why := _fault_of_report_fields(result):
         rule = (
             "output must be a str, facts must be a mapping, and figures must map"
             " identifiers of debug_handle_map to {name: number below 2**63}"
@@ -128,7 +128,7 @@ def _fault_of_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
     return None
 
 
-def _fault_of_reported(result: PreprocessResult) -> str | None:
+def _fault_of_report_fields(result: PreprocessResult) -> str | None:
     """Return the first fault of ``output``, ``facts`` or ``figures`` in words, or None.
 
     Report files contain all three, so their values must fit into such files.

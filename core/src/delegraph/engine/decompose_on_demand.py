@@ -359,8 +359,8 @@ class _KeepsByAsking:
             self._known[node] = False
             self._known[node] = self._support.why_not(node) is None
             if self._known[node]:
-                # Called because the check may remember its answer, and need it when it
-                # is asked about the users of ``node``.
+                # The result is not needed here. The check may remember it, and use it
+                # when it is asked about the users of ``node``.
                 self._support.is_constant(node)
         return self._known[node]
 

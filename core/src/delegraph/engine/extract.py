@@ -225,7 +225,7 @@ def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
     """Add a call to ``graph`` that casts ``node`` to ``dtype``, and return the call.
 
     The call is named ``NODE_as_DTYPE``. It has the metadata of the node, such as its
-    source, but not its tag, because the cast belongs to no partition.
+    source, but no tag, because no partitioner tagged it.
     """
     name = f"{node.name}_as_{str(dtype).removeprefix('torch.')}"
     new = graph.create_node(

@@ -115,18 +115,18 @@ class _Search:
             if beginning is not None:
                 self.kept.append(beginning)
                 # the other units may compile if they are apart from the beginning
-                if self._compiles(units[good:]):
+                if self._keep_if_compiled(units[good:]):
                     return
             self._refuse(units[good:bad])
             # attempt to compile all units that follow; if that fails, search among them
             units = units[bad:]
-            if units and self._compiles(units):
+            if units and self._keep_if_compiled(units):
                 return
 
-    def _compiles(self, units: Sequence[Unit]) -> bool:
-        """Attempt to compile ``units``, and return whether that succeeded.
+    def _keep_if_compiled(self, units: Sequence[Unit]) -> bool:
+        """Attempt to compile ``units``, and add the work on them to ``kept``.
 
-        If it did, adds the work on them to ``kept``.
+        Returns False, without a change of ``kept``, if they do not compile.
         """
         compiled = self._attempt(units)
         if compiled is not None:
