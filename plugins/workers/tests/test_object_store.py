@@ -4,6 +4,7 @@ The tests need ``pip install "moto[server]" s3fs``.
 """
 
 from typing import Any, NamedTuple
+from urllib.request import Request, urlopen
 
 import pytest
 from delegraph_workers import Cache
@@ -37,7 +38,10 @@ def store(monkeypatch):
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    url = f"http://{host}:{port}"
+    # servers of one process share their buckets
+    urlopen(Request(f"{url}/moto-api/reset", method="POST")).close()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
