@@ -1,5 +1,5 @@
-"""Operator classes: they are the specification's, and infer refuses what it calls
-ERROR_IF.
+"""Operator classes match the specification, and ``infer`` refuses what the specification
+forbids by ERROR_IF.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ TABLE = {
     )["operators"]
 }
 CONSTANTS = {"CONST", "CONST_SHAPE"}
-# The schema keeps the graphs of control flow, and of variables the name, elsewhere than
-# among the table's attributes.
+# The schema stores the names of variables outside of the attributes of the table.
 ATTRIBUTES_OF_ANOTHER_FORM = {"VARIABLE", "VARIABLE_READ", "VARIABLE_WRITE"}
 
 
@@ -61,17 +60,25 @@ def test_every_operator_of_the_table_has_a_class():
 
 @pytest.mark.parametrize("name", sorted(ops.OPERATORS))
 def test_operands_are_those_of_the_specification(name):
-    arguments = TABLE[name]["arguments"]
-    expected = [
-        a["name"]
-        for a in arguments
-        if a["category"] == "input" or a["name"] == "initial_value"
+    operands = [
+        argument["name"]
+        for argument in TABLE[name]["arguments"]
+        if argument["category"] == "input" or argument["name"] == "initial_value"
     ]
-    assert list(ops.OPERATORS[name].operands) == expected
-    assert ops.OPERATORS[name].variadic == any(
-        a["type"] in ("tensor_list_t", "shape_list_t") and a["category"] == "input"
-        for a in arguments
-    )
+
+    assert list(ops.OPERATORS[name].operands) == operands
+
+
+@pytest.mark.parametrize("name", sorted(ops.OPERATORS))
+def test_operators_with_list_inputs_are_variadic(name):
+    input_types = {
+        argument["type"]
+        for argument in TABLE[name]["arguments"]
+        if argument["category"] == "input"
+    }
+    takes_a_list = not input_types.isdisjoint({"tensor_list_t", "shape_list_t"})
+
+    assert ops.OPERATORS[name].variadic == takes_a_list
 
 
 @pytest.mark.parametrize(
@@ -82,9 +89,10 @@ def test_attributes_are_those_of_the_specification(name):
         a["name"] for a in TABLE[name]["arguments"] if a["category"] == "attribute"
     }
     not_in_the_schema = {"input_unsigned"} if name == "CAST" else set()
-    assert {
-        attribute for attribute, _ in schema.STORED[ops.OPERATORS[name]]
-    } == listed - not_in_the_schema
+
+    stored = {attribute for attribute, _ in schema.STORED[ops.OPERATORS[name]]}
+
+    assert stored == listed - not_in_the_schema
 
 
 def schema_tables() -> dict[str, list[str]]:
@@ -102,34 +110,48 @@ def schema_tables() -> dict[str, list[str]]:
 
 
 def schema_enum(name: str) -> dict[str, int]:
+    """Member -> number of an enumeration of the official schema."""
     text = (reference_tools.tools() / "tosa.fbs").read_text()
     body = text.partition(f"enum {name}")[2].partition("{")[2].partition("}")[0]
     entries = [line.split("//")[0].strip().rstrip(",") for line in body.splitlines()]
     members: dict[str, int] = {}
     for entry in filter(None, entries):
         member, _, number = entry.partition("=")
-        members[member.strip()] = (
-            int(number) if number.strip() else max(members.values(), default=-1) + 1
-        )
+        if number.strip():
+            members[member.strip()] = int(number)
+        else:
+            members[member.strip()] = max(members.values(), default=-1) + 1
     return members
 
 
-def test_field_ids_are_those_of_the_official_schema():
+def test_attributes_are_stored_in_the_order_of_the_official_schema():
     tables = {
         name.lower().removesuffix("attribute"): fields
         for name, fields in schema_tables().items()
     }
+
     for kind, stored in schema.STORED.items():
+        if kind.__name__ in ATTRIBUTES_OF_ANOTHER_FORM:
+            continue
         fields = tables[kind.__name__.replace("_", "").lower()]
-        assert [
-            attribute for attribute, _ in stored
-        ] == fields or kind.__name__ in ATTRIBUTES_OF_ANOTHER_FORM
-    for table, fields in (
-        ("tosagraph", schema.GraphField), ("tosaregion", schema.RegionField), ("tosabasicblock", schema.BlockField),
-        ("tosatensor", schema.TensorField), ("tosashape", schema.ShapeField),
-    ):  # fmt: skip
-        for field in fields:
-            assert tables[table][field] == field.name.lower()
+        assert [attribute for attribute, _ in stored] == fields
+
+
+@pytest.mark.parametrize(
+    ("table", "fields"),
+    [
+        ("TosaGraph", schema.GraphField),
+        ("TosaRegion", schema.RegionField),
+        ("TosaBasicBlock", schema.BlockField),
+        ("TosaTensor", schema.TensorField),
+        ("TosaShape", schema.ShapeField),
+    ],
+)
+def test_field_ids_are_those_of_the_official_schema(table, fields):
+    official_fields = schema_tables()[table]
+
+    for field in fields:
+        assert official_fields[field] == field.name.lower()
 
 
 ENUMERATIONS = {
@@ -143,8 +165,9 @@ ENUMERATIONS = {
 @pytest.mark.parametrize(("name", "members"), ENUMERATIONS.items())
 def test_enumerations_are_those_of_the_official_schema(name, members):
     official = schema_enum(name)
-    # which a file says in three fields
+    # A file stores a block-scaled type in three fields instead of one number.
     ours = {m.name: m.value for m in members if m not in BLOCK_SCALED}
+
     assert ours.items() <= official.items()
 
 
