@@ -1,14 +1,19 @@
-"""Weights of torchao: integers that are taken apart and dequantized at run time, each
-row against eager torch.
+"""Integer weights of torchao are packed, dequantized at run time, and give the results of
+eager torch.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import delegraph
 import pytest
 import torch
+from delegraph_tosa.ir.graph import Graph
 from delegraph_tosa.ir.types import DType
 from delegraph_tosa.lowering import Tosa, lower_program
+from delegraph_tosa.spec import TosaSpec
 from torch import nn
 
 from ...support.rule_cases import FP, SPEC, Family, randn
@@ -19,8 +24,9 @@ FAMILY = Family()
 
 
 class Weight(nn.Module):
-    """x times a weight of ``q``, in blocks that each have a scale, and a zero point if
-    there are ``zeros``.
+    """x times a weight of integers ``q`` in blocks that each have a scale.
+
+    Each block also has a zero point of the dtype ``zeros``, unless that is None.
     """
 
     def __init__(self, q, block, zeros, limits):
@@ -47,30 +53,40 @@ class Weight(nn.Module):
 
 
 def integers(*shape, low=-8, high=7):
-    """All integers from ``low`` to ``high``, in turn."""
+    """Return a tensor that counts from ``low`` to ``high`` again and again."""
     count = torch.Size(shape).numel()
     return (torch.arange(count) % (high - low + 1) + low).to(torch.int8).view(shape)
 
 
+class WeightRow(NamedTuple):
+    shape: tuple[int, ...]
+    block: list[int]
+    zero_point_dtype: torch.dtype | None
+    limits: tuple[int, int]
+    spec: TosaSpec
+
+
 NIBBLES = (-8, 7)
 ROWS = {
-    "groups": ((16, 128), [1, 32], torch.int8, NIBBLES, SPEC),
-    "blocks over both axes": ((16, 64), [4, 16], torch.int8, NIBBLES, SPEC),
-    "a scale for all, no zero point": ((16, 64), [16, 64], None, NIBBLES, SPEC),
-    "one weight in a block": ((32, 32), [1, 1], torch.int32, NIBBLES, SPEC),
-    "rank of one": ((1024,), [64], torch.int8, NIBBLES, SPEC),
-    "rank of three": ((4, 16, 16), [1, 1, 16], torch.int8, NIBBLES, SPEC),
-    "an odd number": ((27, 21), [1, 21], torch.int8, NIBBLES, SPEC),
-    "few": ((2, 16), [1, 16], torch.int8, NIBBLES, SPEC),
-    "three bits": ((16, 64), [1, 64], torch.int8, (-4, 3), SPEC),
-    "eight bits": ((16, 64), [1, 16], torch.int8, (-128, 127), SPEC),
-    "without PRO-INT": ((16, 128), [1, 32], torch.int8, NIBBLES, FP),
+    "groups": WeightRow((16, 128), [1, 32], torch.int8, NIBBLES, SPEC),
+    "blocks over both axes": WeightRow((16, 64), [4, 16], torch.int8, NIBBLES, SPEC),
+    "a scale for all, no zero point": WeightRow(
+        (16, 64), [16, 64], None, NIBBLES, SPEC
+    ),
+    "one weight in a block": WeightRow((32, 32), [1, 1], torch.int32, NIBBLES, SPEC),
+    "rank of one": WeightRow((1024,), [64], torch.int8, NIBBLES, SPEC),
+    "rank of three": WeightRow((4, 16, 16), [1, 1, 16], torch.int8, NIBBLES, SPEC),
+    "an odd number": WeightRow((27, 21), [1, 21], torch.int8, NIBBLES, SPEC),
+    "few": WeightRow((2, 16), [1, 16], torch.int8, NIBBLES, SPEC),
+    "three bits": WeightRow((16, 64), [1, 64], torch.int8, (-4, 3), SPEC),
+    "eight bits": WeightRow((16, 64), [1, 16], torch.int8, (-128, 127), SPEC),
+    "without PRO-INT": WeightRow((16, 128), [1, 32], torch.int8, NIBBLES, FP),
 }
-for name, (shape, block, zeros, limits, spec) in ROWS.items():
-    module = Weight(
-        integers(*shape, low=limits[0], high=limits[1]), block, zeros, limits
-    )
-    FAMILY.case(name, module, randn(*shape), spec=spec)
+for name, row in ROWS.items():
+    low, high = row.limits
+    q = integers(*row.shape, low=low, high=high)
+    module = Weight(q, row.block, row.zero_point_dtype, row.limits)
+    FAMILY.case(name, module, randn(*row.shape), spec=row.spec)
 
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
@@ -78,28 +94,51 @@ judged, test_equals_eager_through_the_reference_model = (
 )
 
 
-BYTES = {
-    **dict.fromkeys(("groups", "one weight in a block", "three bits"), 0.5),
-    **dict.fromkeys(("an odd number", "few", "eight bits", "without PRO-INT"), 1),
-}
+def largest_constant(graph: Graph, dtype: DType) -> int:
+    """Return the number of elements of the largest constant of an element type."""
+    return max(
+        math.prod(constant.shape)
+        for constant in graph.constants()
+        if constant.dtype is dtype
+    )
 
 
-@pytest.mark.parametrize(("name", "bytes_each"), BYTES.items())
-def test_the_file_has_two_of_four_bits_in_a_byte(name, bytes_each):
-    graph = lower_program(FAMILY.exported(name), Tosa(ROWS[name][-1]))
-    sizes = [
-        torch.Size(constant.shape).numel()
-        for constant in graph.constants()
-        if constant.dtype is DType.INT8
-    ]
-    count = torch.Size(ROWS[name][0]).numel()
-    assert max(sizes) == bytes_each * count
-    floats = [
-        torch.Size(constant.shape).numel()
-        for constant in graph.constants()
-        if constant.dtype is DType.FP32
-    ]
-    assert max(floats) <= count // torch.Size(ROWS[name][1]).numel(), "scales alone"
+@pytest.mark.parametrize("name", ["groups", "one weight in a block", "three bits"])
+def test_weights_of_at_most_four_bits_are_stored_two_to_a_byte(name):
+    graph = lower_program(FAMILY.exported(name), Tosa(ROWS[name].spec))
+
+    weights = math.prod(ROWS[name].shape)
+    assert largest_constant(graph, DType.INT8) == weights / 2
+
+
+@pytest.mark.parametrize(
+    "name", ["an odd number", "few", "eight bits", "without PRO-INT"]
+)
+def test_weights_that_cannot_be_packed_are_stored_one_to_a_byte(name):
+    graph = lower_program(FAMILY.exported(name), Tosa(ROWS[name].spec))
+
+    weights = math.prod(ROWS[name].shape)
+    assert largest_constant(graph, DType.INT8) == weights
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "groups",
+        "one weight in a block",
+        "three bits",
+        "an odd number",
+        "few",
+        "eight bits",
+        "without PRO-INT",
+    ],
+)
+def test_no_weight_is_stored_as_float(name):
+    row = ROWS[name]
+    graph = lower_program(FAMILY.exported(name), Tosa(row.spec))
+
+    scales = math.prod(row.shape) // math.prod(row.block)
+    assert largest_constant(graph, DType.FP32) <= scales
 
 
 class Tokens(nn.Module):
@@ -116,7 +155,7 @@ class Tokens(nn.Module):
 
 
 def configurations():
-    """Name -> what ``quantize_`` is called with, beside the model."""
+    """Name -> list of arguments of ``quantize_`` after the model, one tuple a call."""
     from torchao import quantization as q
 
     groups = q.PerGroup(32)
@@ -156,20 +195,22 @@ def configurations():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", configurations())
-def test_models_quantized_by_torchao_are_one_delegate(name, monkeypatch):
+def test_models_quantized_by_torchao_become_one_delegate(name, monkeypatch):
     from torchao.kernel import intmm
     from torchao.quantization import quantize_
 
-    # else it computes in uint8 on such CPUs
+    # Otherwise, torchao computes in uint8 on CPUs with VNNI.
     monkeypatch.setattr(intmm, "_cpu_is_vnni_supported", lambda: False)
 
     torch.manual_seed(0)
     model = Tokens().eval()
-    for given in configurations()[name]:
-        quantize_(model, *given)
+    for arguments in configurations()[name]:
+        quantize_(model, *arguments)
     tokens = torch.tensor([[3, 7, 1, 63]])
+
     lowered = delegraph.lower(model, (tokens,), backends=["tosa"], require_full=True)
-    expected = model(tokens)
-    # an activation may round to the next integer
+
     assert len(lowered.delegates) == 1
+    # A dynamically quantized activation may round to the next integer.
+    expected = model(tokens)
     assert (lowered(tokens) - expected).abs().max() <= 0.01 * expected.abs().max()

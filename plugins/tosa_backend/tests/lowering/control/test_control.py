@@ -1,5 +1,5 @@
-"""cond, while_loop, map and scan whole: each against eager torch, and as a file through
-the reference model.
+"""cond, while_loop, map and scan lower to control flow of TOSA and give the results of
+eager torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from ...support import reference_tools
 from ...support.rule_cases import Family, Function, WithConstant, randn, random_integers
 
-pytestmark = [  # torch's own, about its own code, when it traces map and scan
+pytestmark = [  # torch warns about its own code when it traces map and scan
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
     pytest.mark.filterwarnings(
         "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
@@ -64,9 +64,7 @@ def nested(weight, x, y):
 
 
 def returns_what_it_has(weight, x, y):
-    """A branch that returns an operand, one that returns a constant, one operand that
-    nobody uses.
-    """
+    """Branches that return an operand or a constant, and do not use an operand."""
     return torch.cond(
         x.sum() > 0,
         lambda x, y: (x.clone(), weight.clone()),
@@ -83,7 +81,7 @@ def counted(weight, x):
 
 
 def counted_to(n, x):
-    """How often is known at run time only, and x is used but not carried."""
+    """The number of steps is known at run time only; the loop uses but does not carry x."""
     return while_loop(
         lambda i, a: i < n,
         lambda i, a: (i + 1, a * 0.5 + x),
@@ -92,14 +90,14 @@ def counted_to(n, x):
 
 
 def until(x):
-    """The condition is about a float, the values that are carried change places."""
+    """The condition depends on a float, and the carried values swap places."""
     return while_loop(
         lambda a, b: a.sum() < 50.0, lambda a, b: (b.clone(), a + b), (x, x + 1)
     )
 
 
 def modular(k):
-    """An int64 that grows for ever, but modulo 16."""
+    """An int64 that stays small only because of the modulo 16."""
     step = lambda i, k: (i + 1, (k * 7 + i) & 15)
     return while_loop(
         lambda i, k: torch.logical_and(i < 9, k >= 0), step, (zero(), k.clamp(0, 9))
@@ -174,9 +172,11 @@ judged, test_equals_eager_through_the_reference_model = (
 
 
 @pytest.mark.parametrize("name", ["cond-nested-0", "while-in-while", "map-of-cond"])
-def test_files_are_legal_and_read_back(name):
+def test_files_with_control_flow_are_legal_and_read_back(name):
     graph = compile_program(FAMILY.exported(name), SPEC)
+
     file = TosaFile(graph, SPEC).join()
+
     reference_tools.check_strictly(file, "pro_fp,pro_int", "controlflow")
     text = render(read(file))
     assert render(parse(text)) == text
@@ -189,20 +189,25 @@ def test_a_weight_that_both_branches_use_is_stored_once():
         )
 
     module = WithConstant(either, randn(64, 64)).eval()
-    given = randn(2, 64)
-    (delegate,) = lower(module, given).delegates
-    assert 64 * 64 * 4 < len(delegate.processed_bytes) < 2 * 64 * 64 * 4
-    (found,) = reference_tools.run_reference_model(
-        delegate.processed_bytes, [given.numpy()]
+    x = randn(2, 64)
+
+    (delegate,) = lower(module, x).delegates
+
+    weight_bytes = 64 * 64 * 4
+    assert weight_bytes < len(delegate.processed_bytes) < 2 * weight_bytes
+    (result,) = reference_tools.run_reference_model(
+        delegate.processed_bytes, [x.numpy()]
     )
-    torch.testing.assert_close(torch.from_numpy(found), module(given).detach())
+    torch.testing.assert_close(torch.from_numpy(result), module(x).detach())
 
 
-def test_weights_are_constants_of_their_branch():
+def test_weights_are_constants_of_the_branches_that_use_them():
     graph = compile_program(FAMILY.exported("cond-0"), SPEC)
-    (call,) = (op for op in graph.operators if isinstance(op, COND_IF))
-    assert len(call.inputs) == 2  # the predicate and x + 1
-    assert [len(body.constants()) > 0 for body in graph.bodies()] == [True, True]
+
+    (cond_if,) = (op for op in graph.operators if isinstance(op, COND_IF))
+    assert len(cond_if.inputs) == 2  # the predicate and x + 1; no weight
+    assert len(cond_if.then_graph.constants()) > 0
+    assert len(cond_if.else_graph.constants()) > 0
 
 
 def lower(function, *inputs, target=TARGET):
@@ -213,37 +218,50 @@ def lower(function, *inputs, target=TARGET):
     return delegraph.lower(module.eval(), inputs, backends=["tosa"], options=options)
 
 
-def test_branches_stay_on_the_host_without_control_flow_extension():
-    module, (given, *_) = (
-        WithConstant(branches_with_weights, weight, randn(4)).eval(),
-        FAMILY.rows["cond-0"][1],
-    )
-    whole = lower(module, given)
-    alone = lower(module, given, target="TOSA-1.0+FP")
-    assert len(whole.delegates) == 1
-    assert whole.report.refusals == []
-    assert [delegate.name for delegate in alone.delegates][2:] == [
+def test_cond_becomes_one_delegate_with_control_flow_extension():
+    module = WithConstant(branches_with_weights, weight, randn(4)).eval()
+    positive = x.abs()
+
+    lowered = lower(module, positive)
+
+    assert len(lowered.delegates) == 1
+    assert lowered.report.refusals == []
+    for input in (positive, -positive):  # one takes each branch
+        torch.testing.assert_close(lowered(input), module(input))
+
+
+def test_branches_are_delegates_of_their_own_without_control_flow_extension():
+    module = WithConstant(branches_with_weights, weight, randn(4)).eval()
+    positive = x.abs()
+
+    lowered = lower(module, positive, target="TOSA-1.0+FP")
+
+    # Two delegates compute what is before and after the branches.
+    assert [delegate.name for delegate in lowered.delegates][2:] == [
         "true_graph_0.lowered_module_2",
         "false_graph_0.lowered_module_3",
     ]
-    (refusal,) = alone.report.refusals
+    (refusal,) = lowered.report.refusals
     assert (
         refusal.reason
         == "TOSA COND_IF on bool needs EXT-CONTROLFLOW; the target is TOSA-1.0+FP"
     )
-    for each in (given, -given):
-        torch.testing.assert_close(whole(each), module(each))
-        torch.testing.assert_close(alone(each), module(each))
+    for input in (positive, -positive):  # one takes each branch
+        torch.testing.assert_close(lowered(input), module(input))
 
 
-def test_operators_in_branches_may_be_decomposed():
+def test_operators_in_branches_are_decomposed():
+    """TOSA has no rule for addcmul itself."""
+
     def either(w, x):
         return torch.cond(
             x.sum() > 0, lambda x: torch.addcmul(x, x, w), lambda x: x.sin(), (x,)
         )
 
     function = WithConstant(either, randn(4))
+
     lowered = lower(function.eval(), x)
+
     assert len(lowered.delegates) == 1
     assert lowered.report.refusals == []
     torch.testing.assert_close(lowered(x.abs()), function(x.abs()))
@@ -279,20 +297,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_branches_have_a_reason(name):
+def test_refused_control_flow_reports_the_reason(name):
     function, reason = REFUSED[name]
+
     lowered = lower(function, x.abs())
-    assert any(
-        refusal.reason.startswith(reason) for refusal in lowered.report.refusals
-    ), lowered.report
+
+    reasons = [refusal.reason for refusal in lowered.report.refusals]
+    assert any(text.startswith(reason) for text in reasons), reasons
     if name != "random":
         torch.testing.assert_close(lowered(x.abs()), function(x.abs()))
 
 
 def long_map(x, n, y):
-    """Rows of floats and truth values; what is mapped is floats and truth values of two
-    ranks.
-    """
+    """Map over rows of floats and booleans, some of them in a nested tuple."""
 
     def step(row, n, y):
         number, truth, (a, b) = row
@@ -315,8 +332,8 @@ def long_scan(weight, x):
 
 
 LONG = 1200
-"""More steps than are written out."""
-MANY = {
+"""More steps than the lowering unrolls."""
+LONG_FUNCTIONS = {
     "map": (long_map, randn(LONG, 4), torch.tensor(3.0), torch.tensor(0.5)),
     "scan": (WithConstant(long_scan, weight / 4), randn(LONG, 4)),
 }
@@ -326,64 +343,72 @@ MANY = {
     ("name", "target"),
     [("map", TARGET), ("map", "TOSA-1.0+FP+controlflow"), ("scan", TARGET)],
 )
-def test_many_steps_are_a_loop(name, target):
-    function, *given = MANY[name]
-    function = function if isinstance(function, nn.Module) else Function(function)
-    lowered = lower(function, *given, target=target)
-    assert len(lowered.delegates) == 1, lowered.report
-    assert lowered.report.host_operators == 0, lowered.report
-    blob = lowered.delegates[0].processed_bytes
-    assert [op.name for op in read(blob).operators].count("WHILE_LOOP") == 1
-    reference_tools.check_strictly(
-        blob, "pro_fp,pro_int" if "INT" in target else "pro_fp", "controlflow"
+def test_map_and_scan_of_many_steps_become_one_loop(name, target):
+    function, *inputs = LONG_FUNCTIONS[name]
+    module = function if isinstance(function, nn.Module) else Function(function)
+
+    lowered = lower(module, *inputs, target=target)
+
+    (delegate,) = lowered.delegates
+    assert lowered.report.host_operators == 0
+    file = delegate.processed_bytes
+    assert [op.name for op in read(file).operators].count("WHILE_LOOP") == 1
+    profiles = "pro_fp,pro_int" if "INT" in target else "pro_fp"
+    reference_tools.check_strictly(file, profiles, "controlflow")
+    torch.testing.assert_close(
+        tree_leaves(lowered(*inputs)), tree_leaves(module(*inputs))
     )
-    for mine, theirs in zip(
-        tree_leaves(lowered(*given)), tree_leaves(function(*given)), strict=True
-    ):
-        torch.testing.assert_close(mine, theirs)
 
 
-def test_many_steps_need_the_extension():
+def test_map_of_many_steps_needs_the_control_flow_extension():
     many = lambda x: torch_map(
         lambda row: row.sin(), x.reshape(8, 1).expand(8, 200).reshape(1600)
     )
+
     lowered = lower(many, x.abs(), target="TOSA-1.0+FP")
-    ((reason, hint),) = [
-        (cause.reason, cause.hint)
-        for cause in lowered.report.causes
-        if "steps" in cause.reason
-    ]
+
+    (cause,) = (c for c in lowered.report.causes if "steps" in c.reason)
     assert (
-        reason
+        cause.reason
         == "its 1600 steps are more than the 1024 that are written out without a loop"
     )
-    assert hint == "if your device has it, lower for spec=TOSA-1.0+FP+controlflow"
+    assert cause.hint == "if your device has it, lower for spec=TOSA-1.0+FP+controlflow"
     torch.testing.assert_close(lowered(x.abs()), many(x.abs()))
 
 
 def deep(depth):
+    """Return a function of nested ``torch.cond``."""
     if depth == 0:
         return torch.cos
     return lambda x: torch.cond(x.sum() > depth, deep(depth - 1), torch.sin, (x,))
 
 
-def test_nesting_is_counted_as_the_validator_does():
-    most = SPEC.max_nesting - 1
-    assert lower(deep(most), x).report.refusals == []
-    beyond = lower(deep(most + 1), x)
+MOST_NESTED = SPEC.max_nesting - 1
+"""The program's own graph counts as one level, too."""
+
+
+def test_branches_as_deep_as_the_target_allows_are_lowered():
+    assert lower(deep(MOST_NESTED), x).report.refusals == []
+
+
+def test_branches_nested_too_deeply_are_refused():
+    function = deep(MOST_NESTED + 1)
+
+    lowered = lower(function, x)
+
     reason = (
-        f"{most + 2} deep, the program's own among them, and MAX_NESTING of the target"
-        f" is {SPEC.max_nesting}"
+        f"graphs are nested {SPEC.max_nesting + 1} deep, the program's own among them,"
+        f" and MAX_NESTING of the target is {SPEC.max_nesting}"
     )
-    assert beyond.report.refusals[0].reason.endswith(f"graphs are nested {reason}")
-    torch.testing.assert_close(beyond(x + 9), deep(most + 1)(x + 9))
+    assert lowered.report.refusals[0].reason.endswith(reason)
+    torch.testing.assert_close(lowered(x + 9), function(x + 9))
 
 
-def test_a_loop_without_end_can_be_bounded():
-    lowered = lower(
-        lambda x: while_loop(lambda a: (a * 0 == 0).all(), lambda a: (a * 0.5,), (x,)),
-        x,
+def test_bounded_iterations_ends_an_endless_loop():
+    endless = lambda x: while_loop(
+        lambda a: (a * 0 == 0).all(), lambda a: (a * 0.5,), (x,)
     )
+    lowered = lower(endless, x)
     graph = read(lowered.delegates[0].processed_bytes)
     with (
         bounded_iterations(100),
@@ -394,10 +419,7 @@ def test_a_loop_without_end_can_be_bounded():
         evaluate(graph, [x.numpy()])
 
 
-def test_passes_reach_into_graphs():
-    """Two equal computations in a body are one, and what it returns twice is two values
-    of a file.
-    """
+def test_passes_optimize_the_graphs_of_branches():
     lowered = lower(
         lambda x: torch.cond(
             x.sum() > 0,
@@ -407,17 +429,20 @@ def test_passes_reach_into_graphs():
         ),
         x,
     )
-    (call,) = (
+
+    (cond_if,) = (
         op
         for op in read(lowered.delegates[0].processed_bytes).operators
         if isinstance(op, COND_IF)
     )
-    assert [op.name for op in call.then_graph.operators] == ["MUL", "ADD"]
-    assert [op.name for op in call.else_graph.operators] == ["IDENTITY", "IDENTITY"]
+    # The three equal products are computed once.
+    assert [op.name for op in cond_if.then_graph.operators] == ["MUL", "ADD"]
+    # Values that a file returns twice need two names.
+    assert [op.name for op in cond_if.else_graph.operators] == ["IDENTITY", "IDENTITY"]
 
 
 def rounded(x):
-    """As if stored in int8."""
+    """Quantize to int8 and dequantize."""
     quantized = torch.ops.quantized_decomposed
     limits = (0.05, 3, -128, 127, torch.int8)
     return quantized.dequantize_per_tensor.default(
@@ -425,6 +450,7 @@ def rounded(x):
     )
 
 
+# Functions of a predicate and a tensor.
 QUANTIZED = {
     "cond": lambda p, x: torch.cond(
         p, lambda x: rounded(torch.relu(x)), lambda x: rounded(x * 0.5), (x,)
@@ -441,15 +467,17 @@ QUANTIZED = {
 def test_quantized_values_enter_branches_as_integers(name):
     function = lambda p, x: rounded(QUANTIZED[name](p, rounded(x)).reshape(8))
     inputs = (torch.tensor(True), x)
+
     lowered = lower(function, *inputs, target="TOSA-1.0+INT+controlflow")
+
     (delegate,) = lowered.delegates
-    assert {refusal.operator.split(".")[1] for refusal in lowered.report.refusals} == {
-        "quantize_per_tensor",
-        "dequantize_per_tensor",
+    # Only the quantization of the input and the dequantization of the output are floats.
+    host_operators = {
+        refusal.operator.split(".")[1] for refusal in lowered.report.refusals
     }
+    assert host_operators == {"quantize_per_tensor", "dequantize_per_tensor"}
+    host_program = lowered.exported_program().graph_module
+    assert "true_graph_0" not in dict(host_program.named_modules())
     reference_tools.check_strictly(delegate.processed_bytes, "pro_int", "controlflow")
     for each in (inputs, (torch.tensor(False), -x)):
         torch.testing.assert_close(lowered(*each), function(*each), rtol=0, atol=0)
-    assert "true_graph_0" not in dict(
-        lowered.exported_program().graph_module.named_modules()
-    )

@@ -1,5 +1,5 @@
-"""Control flow on sizes that are known at run time only: one delegate, equal to eager
-at each size.
+"""Control flow on tensors of dynamic size becomes one delegate and gives the results of
+eager torch at each size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from ...support import reference_tools
 from ...support.rule_cases import Function
 
-pytestmark = [  # torch's own, about its own code, when it traces map and scan
+pytestmark = [  # torch warns about its own code when it traces map and scan
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
     pytest.mark.filterwarnings(
         "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
@@ -39,9 +39,7 @@ randn = torch.randn
 
 
 class Net(nn.Module):
-    """A branch with weights, one that computes with the size, both with shapes that
-    depend on it.
-    """
+    """One branch has weights, the other computes with the dynamic size."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +53,7 @@ class Net(nn.Module):
 
 
 def nested(x, y):
-    """The size of y is used two graphs below, where y is not."""
+    """A graph two levels below uses the size of y, but not y."""
 
     def inner(x, s):
         return torch.cond(
@@ -70,16 +68,16 @@ def nested(x, y):
     )
 
 
-def told_by_none(x):
-    """The graph has no tensor of n rows; its size arrives with a tensor that has."""
+def size_without_tensor(x):
+    """The branches use the size n, but no operand of theirs has n rows."""
     n = x.shape[0]
     return torch.cond(
         x.sum() > 0, lambda y: y * n, lambda y: y.expand(n, 4).sum(0) - n, (x.sum(0),)
     )
 
 
-def one_turn_a_row(x):
-    """An int64 counts to the size."""
+def one_step_a_row(x):
+    """An int64 counts to the size of x."""
     step = lambda i, a: (
         i + 1,
         (a * 0.5 + x).flatten().view(x.shape[0], 4),
@@ -99,18 +97,19 @@ def branch_in_loop(x):
 
 
 def scanned(x):
-    """Three steps, which are written out."""
+    """Three steps, which the lowering unrolls."""
     return scan(
         lambda c, x: (c + x, (c * x).flatten()), torch.zeros_like(x[0]), x, dim=0
     )
 
 
 def mapped(x, y):
-    """As many steps as x has rows: a loop; a body that computes with the size of y."""
+    """As many steps as x has rows; the body computes with the size of y."""
     m = y.shape[0]
     return torch_map(lambda r, y: ((r + y).flatten() * m, r.sum() > 0), x, y)
 
 
+# Name -> makes the module, makes inputs for sizes n and m, and their dynamic shapes.
 CASES = {
     "cond": (Net, lambda n, m: (randn(n, m, 4),), [BOTH]),
     "nested": (
@@ -118,12 +117,12 @@ CASES = {
         lambda n, m: (randn(n, 4), randn(m, 3)),
         [{0: N}, {0: M}],
     ),
-    "told by none": (
-        lambda: Function(told_by_none),
+    "size without tensor": (
+        lambda: Function(size_without_tensor),
         lambda n, m: (randn(n, 4),),
         [{0: N}],
     ),
-    "while": (lambda: Function(one_turn_a_row), lambda n, m: (randn(n, 4),), [{0: N}]),
+    "while": (lambda: Function(one_step_a_row), lambda n, m: (randn(n, 4),), [{0: N}]),
     "cond in while": (
         lambda: Function(branch_in_loop),
         lambda n, m: (randn(n, 4),),
@@ -144,6 +143,7 @@ CASES = {
 
 
 def lower(name, spec=SPEC):
+    """Return the module of a case, and the module lowered for dynamic sizes."""
     make, inputs, dynamic = CASES[name]
     torch.manual_seed(0)
     module = make().eval()
@@ -156,7 +156,7 @@ def lower(name, spec=SPEC):
 
 
 def wrapped(module, dynamic):
-    """``Function`` takes any number of arguments, which torch wants as one."""
+    """``Function`` takes ``*args``, for which torch.export expects one nested tuple."""
     return (tuple(dynamic),) if isinstance(module, Function) else tuple(dynamic)
 
 
@@ -171,51 +171,65 @@ def assert_equal_at_size(found, wanted, size):
 
 
 RARE = {"cond in while", "scan", "map of products"}
-"""Cases whose mechanisms the others have as well."""
+"""Cases that run only with -m slow, because other cases test the same code."""
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in RARE else n for n in CASES]
 )
 def test_one_delegate_for_all_sizes(name):
-    module, result = case(name)
-    assert len(result.delegates) == 1, result.report
-    assert result.report.host_operators == 0, result.report
+    _, make_inputs, _ = CASES[name]
+
+    module, lowered = case(name)
+
+    assert len(lowered.delegates) == 1
+    assert lowered.report.host_operators == 0
     for size in SIZES:
-        for sign in (1, -1):
-            args = [sign * a.abs() for a in CASES[name][1](*size)]
-            assert_equal_at_size(tree_leaves(result(*args)), module(*args), size)
+        for sign in (1, -1):  # each takes another branch
+            inputs = [sign * tensor.abs() for tensor in make_inputs(*size)]
+            outputs = tree_leaves(lowered(*inputs))
+            assert_equal_at_size(outputs, module(*inputs), size)
 
 
-JUDGED = {"nested", "told by none"}
+JUDGED = {"nested", "size without tensor"}
+"""Cases that run through the reference tools by default."""
 
 
 @pytest.mark.parametrize(
     "name",
     [n if n in JUDGED else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
 )
-def test_the_reference_tools_agree(name):
-    """As for programs without control flow: tosa-opt takes the file, infer_shapes says
-    all shapes.
-    """
-    module, result = case(name)
-    blob = result.delegates[0].processed_bytes
-    reference_tools.check_strictly_for_spec(blob, TosaSpec.parse(SPEC))
-    graph = read(blob)
-    text = render(graph)
+def test_reference_model_runs_dynamic_control_flow(name):
+    _, make_inputs, _ = CASES[name]
+    module, lowered = case(name)
+    file = lowered.delegates[0].processed_bytes
+    reference_tools.check_strictly_for_spec(file, TosaSpec.parse(SPEC))
+    inputs = make_inputs(2, 3)
+    shapes = {
+        value.name: list(array.shape)
+        for value, array in zip(read(file).inputs, inputs, strict=True)
+    }
+
+    outputs = reference_tools.run_reference_model(
+        reference_tools.with_resolved_shapes(file, shapes),
+        [np.ascontiguousarray(array) for array in inputs],
+    )
+
+    expected = tree_leaves(module(*inputs))
+    tensors = [
+        torch.from_numpy(output).to(wanted.dtype)
+        for output, wanted in zip(outputs, expected, strict=True)
+    ]
+    assert_equal_at_size(tensors, expected, (2, 3))
+
+
+@pytest.mark.parametrize("name", sorted(JUDGED))
+def test_text_of_dynamic_control_flow_reads_back(name):
+    _, lowered = case(name)
+
+    text = render(read(lowered.delegates[0].processed_bytes))
+
     assert render(parse(text)) == text
-    args = CASES[name][1](2, 3)
-    shapes = {v.name: list(a.shape) for v, a in zip(graph.inputs, args, strict=True)}
-    found = reference_tools.run_reference_model(
-        reference_tools.with_resolved_shapes(blob, shapes),
-        [np.ascontiguousarray(a) for a in args],
-    )
-    expected = tree_leaves(module(*args))
-    assert_equal_at_size(
-        [torch.from_numpy(a).to(w.dtype) for a, w in zip(found, expected, strict=True)],
-        expected,
-        (2, 3),
-    )
 
 
 @pytest.mark.parametrize(
@@ -223,15 +237,19 @@ def test_the_reference_tools_agree(name):
     [n if n == "while" else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
 )
 def test_float_profile_runs_loops_of_dynamic_sizes(name):
-    """Without integer arithmetic a loop counts in floats, and sizes are read off casts."""
-    module, result = lower(name, "TOSA-1.1+FP+shape+controlflow")
-    assert len(result.delegates) == 1, result.report
-    assert result.report.host_operators == 0, result.report
-    args = CASES[name][1](5, 2)
-    assert_equal_at_size(tree_leaves(result(*args)), module(*args), (5, 2))
+    """The float profile has no integer arithmetic, so loops must count in floats."""
+    _, make_inputs, _ = CASES[name]
+
+    module, lowered = lower(name, "TOSA-1.1+FP+shape+controlflow")
+
+    assert len(lowered.delegates) == 1
+    assert lowered.report.host_operators == 0
+    inputs = make_inputs(5, 2)
+    assert_equal_at_size(tree_leaves(lowered(*inputs)), module(*inputs), (5, 2))
 
 
 def causes_of(function, *inputs, dynamic, spec=SPEC):
+    """Return the causes that the report of a lowering lists."""
     program = torch.export.export(
         Function(function), inputs, dynamic_shapes=(tuple(dynamic),), strict=False
     )
@@ -240,26 +258,37 @@ def causes_of(function, *inputs, dynamic, spec=SPEC):
     ).report.causes
 
 
-def test_refused_dynamic_loops_have_reason_and_hint():
+def test_loop_that_carries_a_size_is_refused_with_a_hint():
     carried = lambda x: while_loop(
         lambda i, a: i > 1, lambda i, a: (i - 1, a * 2), (x.shape[0], x)
     )
+
     (cause,) = causes_of(carried, randn(3, 4), dynamic=[{0: N}])
+
     assert cause.reason.startswith("the loop carries the size ")
     assert "torch.full((), number)" in cause.hint
+
+
+def test_dynamic_map_needs_the_control_flow_extension():
     (cause,) = causes_of(
         lambda x: torch_map(torch.sin, x),
         randn(3, 4),
         dynamic=[{0: N}],
         spec="TOSA-1.1+FP+shape",
     )
+
     assert "steps, which are not written out" in cause.reason
     assert "FP+controlflow+shape" in cause.hint
+
+
+def test_dynamic_shapes_in_branches_need_the_shape_extension():
     either = lambda x: torch.cond(
         x.sum() > 0, lambda x: x.flatten().sin(), lambda x: x.reshape(-1) * 2, (x,)
     )
-    first = causes_of(
+
+    cause, *_ = causes_of(
         either, randn(3, 4), dynamic=[BOTH], spec="TOSA-1.1+FP+INT+controlflow"
-    )[0]
-    assert first.reason.startswith("true_graph_0: aten.flatten")
-    assert "FP+INT+controlflow+shape" in first.hint
+    )
+
+    assert cause.reason.startswith("true_graph_0: aten.flatten")
+    assert "FP+INT+controlflow+shape" in cause.hint

@@ -1,5 +1,5 @@
-"""Sums, products, comparisons and tables of integers, each rule against the Q/DQ graph
-in eager.
+"""Quantized sums, products, comparisons and tables give the results of the quantized
+graph in eager torch.
 """
 
 from __future__ import annotations
@@ -88,17 +88,19 @@ judged, test_equals_eager = FAMILY.equals_eager()
 test_equals_eager_for_any_scales = FAMILY.sweep()
 
 
-@pytest.mark.parametrize("dtype, up", [(DType.INT8, 19), (DType.INT16, 14)])
-def test_operands_are_rescaled_as_npus_add_them(dtype, up):
-    """Vela fuses an addition with the RESCALE of its operands for these ratios alone,
-    and for none if scales agree.
-    """
+def common_scale(dtype: DType, *scales: float) -> float:
+    """Return the scale to which operands of an addition are rescaled."""
+    operands = [Scaled(Value(Type((2, 3), dtype)), Scale(s), 0) for s in scales]
+    _, scale = aligned(trial(), operands)
+    return scale
 
-    def step(*scales: float) -> float:
-        return aligned(
-            trial(),
-            [Scaled(Value(Type((2, 3), dtype)), Scale(scale), 0) for scale in scales],
-        )[1]
 
-    assert step(0.25, 0.5) == 0.5 / 2**up
-    assert step(0.3, 0.3) == 0.3
+@pytest.mark.parametrize("dtype, shift", [(DType.INT8, 19), (DType.INT16, 14)])
+def test_operands_of_an_addition_are_rescaled_as_vela_expects(dtype, shift):
+    """Vela fuses the addition with the RESCALE of its operands only for this scale."""
+    assert common_scale(dtype, 0.25, 0.5) == 0.5 / 2**shift
+
+
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
+def test_operands_of_equal_scale_are_not_rescaled(dtype):
+    assert common_scale(dtype, 0.3, 0.3) == 0.3

@@ -1,4 +1,6 @@
-"""Softmax, norms and attention in integers, each rule against the Q/DQ graph in eager."""
+"""Quantized softmax, norms and attention give the results of the quantized graph in eager
+torch.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ FAMILY.case(
 )
 
 judged, test_equals_eager = FAMILY.equals_eager()
-# of larger scores fp32 has too few digits for exp
+# For larger scores, fp32 has too few digits for exp.
 test_equals_eager_for_any_scales = FAMILY.sweep(least=-7, most=-0.8)
 
 
@@ -98,6 +100,7 @@ def test_norms_of_other_orders_are_refused(order):
     module, inputs = quantized_row(
         lambda x: x.norm(order, dim=1), [(3, 20, 7)], torch.int8, 0
     )
+
     with pytest.raises(
         Unsupported, match=f"a norm of order {order} has no rule of its own"
     ):

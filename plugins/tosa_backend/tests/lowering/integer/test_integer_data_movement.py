@@ -1,4 +1,6 @@
-"""What moves integers, or averages them, against the Q/DQ graph in eager."""
+"""Operators that move or average quantized values give the results of the quantized graph
+in eager torch.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Functions of sums and products that nothing quantizes in between, against the Q/DQ
-graph in eager.
+"""Functions of sums and products without quantization in between give the results of the
+quantized graph in eager torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAMILY.case("above-number", lambda x, y: x + y > 0.0123, *TWO)
 FAMILY.case("at-most-number", lambda x, y: x * y <= -0.0123, *TWO)
 
 judged, test_equals_eager = FAMILY.equals_eager()
-# larger sums than there are pieces for
+# Larger sums would need more pieces of a table than the lowering makes.
 test_equals_eager_for_any_scales = FAMILY.sweep(most=-1.5)
 
 
@@ -48,6 +48,7 @@ test_equals_eager_for_any_scales = FAMILY.sweep(most=-1.5)
 )
 def test_functions_that_tables_approximate_badly_are_refused(function):
     module, inputs = quantized_row(lambda x, y: function(x + y), TWO, torch.int16, 0)
+
     with pytest.raises(
         Unsupported,
         match="a sum or product that nothing quantizes before, and tables cannot",
