@@ -1,8 +1,7 @@
-"""Two backends whose requirements exclude each other, each in an environment of its
-own, serve one lowering.
+"""A backend in another Python environment works like one of this environment.
 
-The environments see torch and delegraph through the one that runs the tests; the wheels
-in them are made here.
+The first part makes two environments, whose wheels need different versions of one
+compiler. In the second part, the other environment is this process.
 """
 
 import gc
@@ -62,16 +61,17 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantiza
 
 from core.tests.support.registries import registry_of
 
-SOURCE = """
+BACKEND_MODULE = """
 import json
-import torch
+import os
+
 import acme_compiler
+import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
 from delegraph.runtime import BackendRuntime
 
-TAKEN = torch.ops.aten.{operator}.default
+SUPPORTED = torch.ops.aten.{operator}.default
 
 
 class {name}Backend(BackendDetails):
@@ -83,18 +83,26 @@ class {name}Backend(BackendDetails):
     def preprocess(edge_program, compile_specs):
         print("compiled by", acme_compiler.VERSION)
         if compile_specs[0].value == b"crash":
-            import os
             os.abort()
-        handles = tuple(n.meta["debug_handle"] for n in edge_program.graph.nodes if n.op == "call_function")
+        handles = tuple(
+            node.meta["debug_handle"]
+            for node in edge_program.graph.nodes
+            if node.op == "call_function"
+        )
         blob = acme_compiler.{function}(len(handles), "{operator}")
-        return PreprocessResult(blob, {{0: handles}}, facts={{"compiler": acme_compiler.VERSION}})
+        facts = {{"compiler": acme_compiler.VERSION}}
+        return PreprocessResult(blob, {{0: handles}}, facts=facts)
 
 
 class {name}Partitioner(CapabilityPartitioner):
     def __init__(self, mode):
-        from delegraph.backend import CompileSpec
-        why_not = lambda n: None if n.target is TAKEN else f"only {operator}, with {{acme_compiler.VERSION}}"
-        super().__init__(why_not, "{name}Backend", [CompileSpec("mode", mode.encode())])
+        def why_not(node):
+            if node.target is SUPPORTED:
+                return None
+            return f"only {operator}, with {{acme_compiler.VERSION}}"
+
+        specs = [CompileSpec("mode", mode.encode())]
+        super().__init__(why_not, "{name}Backend", specs)
 
 
 class {name}Runtime(BackendRuntime):
@@ -109,49 +117,77 @@ class {name}Runtime(BackendRuntime):
 
         return run
 """
-QUANTIZER = """
+QUANTIZER_MODULE = """
 import acme_compiler
 import torch
 from torchao.quantization.pt2e import MinMaxObserver
-from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
+from torchao.quantization.pt2e.quantizer import (
+    QuantizationAnnotation,
+    QuantizationSpec,
+    Quantizer,
+)
 
 
 class {name}Quantizer(Quantizer):
     def annotate(self, model):
-        spec = QuantizationSpec(torch.int8, MinMaxObserver.with_args(eps=2.0**-9), -128, 127, torch.per_tensor_affine)
+        observer = MinMaxObserver.with_args(eps=2.0**-9)
+        spec = QuantizationSpec(
+            torch.int8, observer, -128, 127, torch.per_tensor_affine
+        )
         for node in model.graph.nodes:
             if node.target is torch.ops.aten.{operator}.default:
-                node.meta["quantization_annotation"] = QuantizationAnnotation({{node.args[0]: spec}}, spec)
+                annotation = QuantizationAnnotation({{node.args[0]: spec}}, spec)
+                node.meta["quantization_annotation"] = annotation
 
     def validate(self, model):
         pass
 """
-FORMAT = """
-from delegraph.formats import DelegateFormat
+FORMAT_MODULE = """
 import acme_compiler
+from delegraph.formats import DelegateFormat
+
 
 class {name}Format(DelegateFormat):
     backend_id = "{name}Backend"
 
     @staticmethod
     def inspect(path):
-        return Seen()
+        return Summary()
 
-class Seen:
+
+class Summary:
     def to_json(self):
         return {{"version": acme_compiler.VERSION}}
 """
-LIGHT = """
-from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
+PLUGIN_MODULE = """
+from delegraph.plugin import (
+    BackendSpec,
+    FormatSpec,
+    OptionSpec,
+    PartitionerSpec,
+    QuantizerSpec,
+    RuntimeSpec,
+    hookimpl,
+)
 
 @hookimpl
 def delegraph_backends():
     options = (OptionSpec("mode", str, "well", ("well", "crash")),)
-    return [BackendSpec("{low}", "{low}_backend:{name}Backend", "{name}Backend", 1, "of acme", options=options)]
+    return [
+        BackendSpec(
+            "{low}",
+            "{low}_backend:{name}Backend",
+            "{name}Backend",
+            1,
+            "of acme",
+            options=options,
+        )
+    ]
 
 @hookimpl
 def delegraph_partitioners():
-    return [PartitionerSpec("{low}", "{low}", "{low}_backend:{name}Partitioner", default=True)]
+    target = "{low}_backend:{name}Partitioner"
+    return [PartitionerSpec("{low}", "{low}", target, default=True)]
 
 @hookimpl
 def delegraph_runtimes():
@@ -165,215 +201,278 @@ def delegraph_quantizers():
 def delegraph_formats():
     return [FormatSpec(".{low}", "{low}_format:{name}Format")]
 """
+COMPILER_MODULE = """
+import json
+
+VERSION = '{version}'
 
 
-def wheel(folder, name, version, files, requires=(), entry=None):
-    """A wheel with these files, which are modules."""
+def {function}(*arguments):
+    return json.dumps(arguments).encode()
+"""
+
+
+def make_wheel(folder, name, version, modules, requirement=None, plugin=None):
+    """Return the path of a wheel with these modules, by name.
+
+    ``plugin`` is the name of its plugin for delegraph, if it has one.
+    """
     stem = name.replace("-", "_")
-    info = f"{stem}-{version}.dist-info"
-    lines = [
-        "Metadata-Version: 2.1",
-        f"Name: {name}",
-        f"Version: {version}",
-        *(f"Requires-Dist: {r}" for r in requires),
-    ]
+    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    if requirement:
+        metadata.append(f"Requires-Dist: {requirement}")
+    info = {
+        "METADATA": "\n".join(metadata) + "\n",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    if plugin:
+        info["entry_points.txt"] = f"[delegraph]\n{plugin} = {plugin}_plugin\n"
     path = folder / f"{stem}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as made:
-        for module, text in files.items():
-            made.writestr(f"{module}.py", text)
-        made.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
-        made.writestr(
-            f"{info}/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        if entry:
-            made.writestr(
-                f"{info}/entry_points.txt", f"[delegraph]\n{entry} = {entry}_plugin\n"
-            )
+    with zipfile.ZipFile(path, "w") as wheel:
+        for module, text in modules.items():
+            wheel.writestr(f"{module}.py", text)
+        for file, text in info.items():
+            wheel.writestr(f"{stem}-{version}.dist-info/{file}", text)
     return path
 
 
 def make_environment(folder, low, operator, version, function):
-    """A virtual environment with a backend and the version of a compiler that it is
-    for; returns its interpreter.
+    """Return the Python of a new environment with a backend and its compiler.
+
+    ``low`` is the name of the backend, which supports one ``operator``. It calls a
+    ``function`` that only this ``version`` of the compiler has. torch and delegraph
+    come from the environment of the tests.
     """
     venv.create(folder, system_site_packages=True, with_pip=False)
-    python = folder / "bin" / "python"
-    purelib = next((folder / "lib").iterdir()) / "site-packages"
-    name = low.title()
-    texts = {"low": low, "name": name, "operator": operator, "function": function}
-    compiler = (
-        f"import json\nVERSION = '{version}'\ndef {function}(*arguments):\n    return"
-        " json.dumps(arguments).encode()\n"
+    site_packages = next((folder / "lib").iterdir()) / "site-packages"
+    names = {
+        "low": low,
+        "name": low.title(),
+        "operator": operator,
+        "version": version,
+        "function": function,
+    }
+    compiler = make_wheel(
+        folder,
+        "acme-compiler",
+        version,
+        {"acme_compiler": COMPILER_MODULE.format(**names)},
     )
-    wheels = [
-        wheel(folder, "acme-compiler", version, {"acme_compiler": compiler}),
-        wheel(
-            folder,
-            f"acme-{low}",
-            "3.1",
-            {
-                f"{low}_{part}": text.format(**texts)
-                for part, text in zip(
-                    ("backend", "plugin", "quantizer", "format"),
-                    (SOURCE, LIGHT, QUANTIZER, FORMAT),
-                    strict=True,
-                )
-            },
-            [f"acme-compiler=={version}"],
-            low,
-        ),
-    ]
-    for path in wheels:  # what pip install --no-deps does with a wheel of modules
-        zipfile.ZipFile(path).extractall(purelib)
-    ours = [
-        p for p in (*site.getsitepackages(), *sys.path) if p.endswith("site-packages")
-    ]
-    lines = "".join(
-        f"import site; site.addsitedir({p!r})\n" for p in dict.fromkeys(ours)
+    backend = make_wheel(
+        folder,
+        f"acme-{low}",
+        "3.1",
+        {
+            f"{low}_backend": BACKEND_MODULE.format(**names),
+            f"{low}_plugin": PLUGIN_MODULE.format(**names),
+            f"{low}_quantizer": QUANTIZER_MODULE.format(**names),
+            f"{low}_format": FORMAT_MODULE.format(**names),
+        },
+        requirement=f"acme-compiler=={version}",
+        plugin=low,
     )
-    (purelib / "ours.pth").write_text(lines)
-    return python
+    for wheel in (compiler, backend):
+        # pip install --no-deps would do the same
+        zipfile.ZipFile(wheel).extractall(site_packages)
+    folders = [*site.getsitepackages(), *sys.path]
+    ours = [path for path in folders if path.endswith("site-packages")]
+    lines = [
+        f"import site; site.addsitedir({path!r})\n" for path in dict.fromkeys(ours)
+    ]
+    (site_packages / "ours.pth").write_text("".join(lines))
+    return folder / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
+    """Return a file of settings that names two environments.
+
+    Their backends are "one", and "two" with the name "second" in the settings.
+    """
     folder = tmp_path_factory.mktemp("acme")
     one = make_environment(folder / "one", "one", "sin", "1.0", "old_name")
     two = make_environment(folder / "two", "two", "cos", "2.0", "new_name")
     path = folder / "delegraph.toml"
     path.write_text(
-        f'[backends.one]\npython = "{one}"\n\n[backends.second]\npython ='
-        f' "{two}"\nbackend = "two"\n'
+        f'[backends.one]\npython = "{one}"\n'
+        f'[backends.second]\npython = "{two}"\nbackend = "two"\n'
     )
     return path
 
 
 @pytest.fixture
-def registry(settings, monkeypatch, tmp_path_factory):
+def registry(settings, monkeypatch):
+    """Return a registry that follows ``settings``; their worker processes end later."""
     monkeypatch.setenv("DELEGRAPH_CONFIG", str(settings))
     monkeypatch.setenv("XDG_CACHE_HOME", str(settings.parent / "cache"))
     plugin.described.cache_clear()
     registry = Registry()
     monkeypatch.setattr("delegraph.discovery.registry._default", registry)
     yield registry
+    for name in ("one", "second"):
+        environments.environment(name).close()
+    environments._environment.cache_clear()
     plugin.described.cache_clear()
 
 
 class Waves(nn.Module):
+    """Two sines for the backend "one", then a cosine for "second"."""
+
     def forward(self, x):
         return torch.cos(torch.sin(torch.sin(x + 1)) * 2)
 
 
-def test_listing_names_the_environment_and_imports_nothing(registry, settings):
-    known = {backend.name: backend for backend in registry.backends()}
-    one = known["one"]
-    second = known["second"]
+X = torch.linspace(-1, 1, 6)
+REMOTE_MODULES = {
+    "acme_compiler",
+    "one_backend",
+    "one_format",
+    "one_plugin",
+    "one_quantizer",
+    "two_backend",
+}
+
+
+def test_backends_are_listed_with_their_environment(registry, settings):
+    backends = {backend.name: backend for backend in registry.backends()}
+
+    one = backends["one"]
     assert one.usable
     assert one.spec.summary == f"of acme (acme-one 3.1 in {settings.parent / 'one'})"
+    assert one.has_quantizer
+    assert one.formats == (".one", ".two")
+    second = backends["second"]
     assert second.backend_id == "TwoBackend"
     assert second.has_runtime
     assert second.spec.options[0].choices == ("well", "crash")
-    assert one.has_quantizer
-    assert one.formats == (".one", ".two")
-    assert (
-        not {"acme_compiler", "one_backend", "one_plugin", "two_backend", "one_format"}
-        & sys.modules.keys()
+    assert not REMOTE_MODULES & sys.modules.keys()
+
+
+def test_descriptions_of_environments_are_kept(registry, settings):
+    """Listing then starts no process."""
+    registry.backends()
+
+    files = sorted((settings.parent / "cache/delegraph/environments").iterdir())
+    assert len(files) == 2
+    assert json.loads(files[0].read_text())["description"]["protocol"] == 1
+
+
+def lower_waves(registry, **arguments):
+    """Lower ``Waves`` for the backends of both environments."""
+    return delegraph.lower(
+        Waves().eval(),
+        (X,),
+        backends=["one", "second"],
+        registry=registry,
+        **arguments,
     )
-    kept = sorted((settings.parent / "cache/delegraph/environments").iterdir())
-    assert len(kept) == 2
-    assert json.loads(kept[0].read_text())["description"]["protocol"] == 1
 
 
 @pytest.mark.slow
-def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_path):
-    model = Waves().eval()
-    x = torch.linspace(-1, 1, 6)
-    lowered = delegraph.lower(
-        model, (x,), backends=["one", "second"], registry=registry
+def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings):
+    lowered = lower_waves(registry)
+
+    first, second = lowered.report.delegates
+    assert first.backend == "one"
+    assert first.facts["compiler"] == "1.0"
+    assert first.facts["environment"] == f"acme-one 3.1 in {settings.parent / 'one'}"
+    assert first.output == "compiled by 1.0"
+    assert second.backend == "second"
+    assert second.facts["compiler"] == "2.0"
+    assert second.output == "compiled by 2.0"
+    assert not REMOTE_MODULES & sys.modules.keys()
+
+
+@pytest.mark.slow
+def test_programs_of_two_environments_compute_as_eager(registry):
+    lowered = lower_waves(registry)
+
+    torch.testing.assert_close(lowered(X), Waves()(X))
+    assert lowered.verify(X).agrees()
+
+
+@pytest.mark.slow
+def test_reports_have_the_refusals_of_both_environments(registry):
+    report = str(lower_waves(registry).report)
+
+    assert "only sin, with 1.0" in report
+    assert "only cos, with 2.0" in report
+
+
+@pytest.mark.slow
+def test_quantizers_of_environments_annotate_the_model(registry):
+    quantized = delegraph.quantize(
+        Waves().eval(), [(X,)], backend="one", registry=registry
     )
-    assert [
-        (delegate.backend, delegate.facts["compiler"], delegate.output)
-        for delegate in lowered.report.delegates
-    ] == [
-        ("one", "1.0", "compiled by 1.0"),
-        ("second", "2.0", "compiled by 2.0"),
-    ]
-    assert (
-        lowered.report.delegates[0].facts["environment"]
-        == f"acme-one 3.1 in {settings.parent / 'one'}"
-    )
-    torch.testing.assert_close(lowered(x), model(x))
-    assert lowered.verify(x).agrees()
-    told = str(lowered.report)
-    assert "only sin, with 1.0" in told
-    assert "only cos, with 2.0" in told
-    assert not {"acme_compiler", "one_backend", "two_backend"} & sys.modules.keys()
-    quantized = delegraph.quantize(model, [(x,)], backend="one", registry=registry)
-    steps = [
-        str(node.target)
-        for node in quantized.graph.nodes
-        if "quantize_per_tensor" in str(node.target)
-    ]
-    assert len(steps) == 6  # the input and the results of two, there and back
-    delegate = lowered.delegates[0]
+
+    targets = [str(node.target) for node in quantized.graph.nodes]
+    # the input and the results of both sines are quantized and dequantized
+    assert sum("quantize_per_tensor" in target for target in targets) == 3 * 2
+    assert not REMOTE_MODULES & sys.modules.keys()
+
+
+@pytest.mark.slow
+def test_file_formats_of_environments_are_used(registry, tmp_path):
+    delegate = lower_waves(registry).delegates[0]
     path = tmp_path / "sines.one"
+
     delegate.save(path)
+
     assert path.read_bytes() == delegate.processed_bytes
     assert FileFormat(path, registry).inspect(path).to_json() == {"version": "1.0"}
-    torch.testing.assert_close(
-        delegraph.load(path, registry=registry)(x)[0], torch.sin(torch.sin(x))
-    )
-    assert not {"one_quantizer", "one_format"} & sys.modules.keys()
-    crashed = delegraph.lower(
-        model,
-        (x,),
-        backends=["one", "second"],
-        registry=registry,
-        options={"one": {"mode": "crash"}},
-    )
+    (result,) = delegraph.load(path, registry=registry)(X)
+    torch.testing.assert_close(result, torch.sin(torch.sin(X)))
+    assert not REMOTE_MODULES & sys.modules.keys()
+
+
+@pytest.mark.slow
+def test_a_crash_in_one_environment_loses_only_its_partition(registry):
+    crashed = lower_waves(registry, options={"one": {"mode": "crash"}})
+
     assert "SIGABRT" in crashed.report.given_back[0].reason
     assert len(crashed.report.delegates) == 1
-    for found in ("compiled", "from the cache"):
-        kept = delegraph.lower(
-            model,
-            (x,),
-            backends=["one", "second"],
-            registry=registry,
-            compiler=Compiler(tmp_path),
-        )
-        assert [delegate.compiled for delegate in kept.report.delegates] == [found] * 2
-        assert [delegate.processed_bytes for delegate in kept.delegates] == [
-            delegate.processed_bytes for delegate in lowered.delegates
-        ]
-    assert [
-        (delegate.producer, delegate.fingerprint) for delegate in kept.delegates
-    ] == [
-        ("acme-one 3.1", "1.0"),
-        ("acme-two 3.1", "2.0"),
+
+
+@pytest.mark.slow
+def test_partitions_of_environments_are_cached(registry, tmp_path):
+    expected = [
+        delegate.processed_bytes for delegate in lower_waves(registry).delegates
     ]
-    for name in ("one", "second"):
-        environments.environment(name).close()
-    environments._environment.cache_clear()
+
+    for origin in ("compiled", "from the cache"):
+        lowered = lower_waves(registry, compiler=Compiler(tmp_path))
+
+        first, second = lowered.delegates
+        assert [first.processed_bytes, second.processed_bytes] == expected
+        assert [row.compiled for row in lowered.report.delegates] == [origin, origin]
+        assert (first.producer, first.fingerprint) == ("acme-one 3.1", "1.0")
+        assert (second.producer, second.fingerprint) == ("acme-two 3.1", "2.0")
 
 
-def test_the_command_takes_a_file_of_settings(settings, tmp_path):
-    environ = os.environ | {"XDG_CACHE_HOME": str(settings.parent / "cache")}
-    command = [sys.executable, "-m", "delegraph", "backends", "--config", str(settings)]
+def list_backends(folder, settings, *options):
+    """Return what ``delegraph backends`` prints in a working directory."""
     completed = subprocess.run(
-        command, env=environ, capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert "acme-one 3.1" in completed.stdout
-    (tmp_path / "delegraph.toml").write_text(settings.read_text())
-    completed = subprocess.run(
-        command[:-2],
-        env=environ,
+        [sys.executable, "-m", "delegraph", "backends", *options],
+        env=os.environ | {"XDG_CACHE_HOME": str(settings.parent / "cache")},
         capture_output=True,
         text=True,
         check=True,
-        cwd=tmp_path,
+        cwd=folder,
     )
-    assert "acme-one" not in completed.stdout
+    return completed.stdout
+
+
+def test_the_command_takes_a_file_of_settings(settings, tmp_path):
+    listed = list_backends(tmp_path, settings, "--config", str(settings))
+
+    assert "acme-one 3.1" in listed
+
+
+def test_settings_in_the_working_directory_are_not_read(settings, tmp_path):
+    """They name executables, so a downloaded folder could run anything."""
+    (tmp_path / "delegraph.toml").write_text(settings.read_text())
+
+    assert "acme-one" not in list_backends(tmp_path, settings)
 
 
 @pytest.mark.parametrize(
