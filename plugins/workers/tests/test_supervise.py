@@ -1,6 +1,5 @@
 """The supervisor of worker processes stops those that do not keep its protocol."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import time
 
 import pytest
 from delegraph.errors import DelegraphError, Unsupported
-from delegraph_workers import config, supervise
+from delegraph_workers import supervise
 from delegraph_workers.failures import read_error
 from delegraph_workers.message import PROTOCOL
 from delegraph_workers.supervise import Limits, WorkerProcess
@@ -172,56 +171,6 @@ def test_time_limits_may_be_longer_than_the_system_can_wait(worker_that):
     assert answer == b"job"
 
 
-def write_script(path, *lines):
-    path.write_text("\n".join(["#!/bin/sh", *lines]) + "\n")
-    path.chmod(0o700)
-
-
-def test_environments_do_not_query_themselves(tmp_path, monkeypatch):
-    """The user's settings are valid in the other environment, too.
-
-    They name that environment itself, so it could query itself without end.
-    """
-    queries = tmp_path / "queries"
-    python = tmp_path / "python"
-    write_script(
-        python,
-        f"echo query >> {queries}",
-        f"[ $(wc -l < {queries}) -lt 5 ] || exit 3",
-        f'exec {sys.executable} "$@"',
-    )
-    folder = tmp_path / "config" / "delegraph"
-    folder.mkdir(parents=True)
-    (folder / "delegraph.toml").write_text(
-        f'[backends.far]\npython = "{python}"\nbackend = "nobody"\n'
-    )
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("DELEGRAPH_CONFIG", raising=False)
-    monkeypatch.delenv("DELEGRAPH_PLUGINS", raising=False)
-    (setting,) = config.settings()
-
-    with pytest.raises(config.BadSettings, match="no backend 'nobody'"):
-        config.description_of(setting)
-
-    assert queries.read_text() == "query\n"
-
-
-@pytest.mark.parametrize(
-    "description",
-    [{}, {"protocol": "1", "path": []}, {"protocol": PROTOCOL, "path": 3}],
-)
-def test_descriptions_in_an_unknown_form_are_refused(
-    description, tmp_path, monkeypatch
-):
-    python = tmp_path / "python"
-    write_script(python, f"echo '{json.dumps(description)}'")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    with pytest.raises(config.BadSettings, match="in an unknown form"):
-        config.description_of(config.Setting("far", str(python), "far"))
-
-
 def is_gone(pid):
     """Return whether a process has ended; it may still be a zombie."""
     try:
@@ -309,51 +258,6 @@ def test_failed_starts_leave_no_open_descriptors(tmp_path):
         WorkerProcess(tmp_path, str(tmp_path / "nowhere"))
 
     assert len(os.listdir("/proc/self/fd")) == open_before
-
-
-@pytest.fixture
-def config_home(tmp_path, monkeypatch):
-    """Return the working directory, which has settings as a config folder would."""
-    (tmp_path / "delegraph").mkdir()
-    (tmp_path / "delegraph/delegraph.toml").write_text(
-        f'[backends.far]\npython = "{sys.executable}"\n'
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DELEGRAPH_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(config.sys, "platform", "linux")
-    return tmp_path
-
-
-@pytest.mark.parametrize("relative", [".", "./", ""])
-def test_relative_config_folders_are_not_read(relative, config_home, monkeypatch):
-    """Settings name executables, which must not come from the working directory."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", relative)
-
-    assert config.settings() == []
-
-
-def test_absolute_config_folders_are_read(config_home, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(config_home))
-
-    assert [setting.name for setting in config.settings()] == ["far"]
-
-
-def test_variables_of_this_interpreter_are_not_passed_on(tmp_path, monkeypatch):
-    """They would make the other interpreter import modules of this environment."""
-    for variable in (
-        "PYTHONHOME",
-        "PYTHONPATH",
-        "PYTHONEXECUTABLE",
-        "DELEGRAPH_PLUGINS",
-    ):
-        monkeypatch.setenv(variable, "/of/this/one")
-    monkeypatch.setenv("LICENCE", "theirs")
-
-    variables = config.variables_for_other(tmp_path)
-
-    assert "/of/this/one" not in variables.values()
-    assert variables["LICENCE"] == "theirs"
 
 
 @pytest.mark.parametrize(
