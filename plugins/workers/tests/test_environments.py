@@ -413,9 +413,11 @@ def test_partitions_of_environments_are_cached(lowered, registry, tmp_path):
 
 def list_backends(folder, settings, *options):
     """Return what ``delegraph backends`` prints in a working directory."""
+    environment = os.environ | {"XDG_CACHE_HOME": str(settings.parent / "cache")}
+    environment.pop("DELEGRAPH_CONFIG", None)
     completed = subprocess.run(
         [sys.executable, "-m", "delegraph", "backends", *options],
-        env=os.environ | {"XDG_CACHE_HOME": str(settings.parent / "cache")},
+        env=environment,
         capture_output=True,
         text=True,
         check=True,
