@@ -103,35 +103,33 @@ class LoweredProgram(MethodPrograms):
 
     @property
     def constant_methods(self) -> dict[str, Any]:
-        """Return {}: no method of this class only returns a constant.
-
-        Formats read this property, because an EdgeProgramManager may have such methods.
+        """Return {}. An EdgeProgramManager may have methods that return a constant; a
+        LoweredProgram has none. Formats read this property of any program.
         """
         return {}
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """Return the named data of all delegates, and the data of ``save``."""
+        """Return the named data of all delegates, and the data passed to ``save``."""
         return merged_named_data(self._programs.values(), self._own_data)
 
     def core_program(
         self, name: str = "forward", keep: Collection[OpOverload] = ()
     ) -> ExportedProgram:
-        """Return a copy of a method's program with the host's calls in core ATen.
+        """Return a copy of a method's program for runtimes on devices.
 
-        Operators in ``keep`` stay whole. Runtimes on devices only have kernels for core
-        ATen. A call of this object runs the operators of the model instead, as
-        ``exported_program`` has them. Raises InputError for an unknown method.
+        These only have kernels for core ATen, so the host's operators are decomposed to
+        core ATen, except those in ``keep``. Raises InputError for an unknown method.
         """
         return in_core_aten(self.exported_program(name), keep)
 
     def whole_delegate(self) -> DelegateInfo:
-        """Return the only delegate, for a file of the backend that holds the whole program.
+        """Return the only delegate with the inputs and outputs of its method, in order.
 
-        Its inputs and outputs are those of its method, in order. If the compiled
-        delegate has others, the first call compiles it again, and keeps the result.
-        Raises InputError if the delegate alone cannot do the work of the program, for
-        example because the host writes a buffer. There must be exactly one delegate.
+        A file of the backend's own format needs such a delegate. If the delegate has
+        other inputs or outputs, the first call compiles it again, and keeps the result.
+        There must be exactly one delegate. Raises InputError if it cannot do the whole
+        work of the program, for example because the host writes a buffer.
         """
         if self._whole is None:
             (delegate,) = self.delegates
@@ -155,7 +153,7 @@ class LoweredProgram(MethodPrograms):
     @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward`` or the only method."""
-        return self.method(self.chosen_method(None)).call(*args, **kwargs)
+        return self.method(self.chosen_method(method=None)).call(*args, **kwargs)
 
     def instance(self) -> LoweredProgram:
         """Return a program with buffers of its own, in their initial state.
@@ -168,12 +166,12 @@ class LoweredProgram(MethodPrograms):
         )
 
     def with_missing_runtime(self, how: OnMissingRuntime) -> LoweredProgram:
-        """Return a program that treats delegates without a runtime on this host
-        differently.
+        """Return a program that treats delegates without a runtime on this host as
+        ``how`` demands.
 
-        The new program is in its initial state. ``how`` "eager": run the operators of
-        such delegates in eager PyTorch; the new report has a note about this. "error":
-        raise NoRuntime, as by default. Raises OptionError for another ``how``.
+        ``how`` "eager": run the operators of such delegates in eager PyTorch; the new
+        report has a note about this. "error": raise NoRuntime, as without this method.
+        The new program is in its initial state. Raises OptionError for another ``how``.
         """
         if how not in get_args(OnMissingRuntime):
             wanted = " or ".join(map(repr, get_args(OnMissingRuntime)))
@@ -202,7 +200,7 @@ class LoweredProgram(MethodPrograms):
     def __copy__(self) -> LoweredProgram:
         """Return a shallow copy.
 
-        ``copy.copy`` would call ``__reduce__``, which raises an error.
+        Without this method, ``copy.copy`` would call ``__reduce__``, which raises.
         """
         other = object.__new__(type(self))
         vars(other).update(vars(self))
@@ -243,11 +241,12 @@ class LoweredProgram(MethodPrograms):
         this host. ``per_operator``: compare every value, by
         ``delegraph_analysis.verify_operators``; then ``observer`` gets nothing.
 
-        Raises NoRuntime if the runtime is missing, InputError for a runtime with
-        ``observer`` or ``per_operator``, for an unknown method, if the model itself
-        fails on these inputs, and if a transform changed the inputs or results. The
-        call waits while another thread lowers, because torch then replaces weights of
-        the model by tracers.
+        Raises NoRuntime if the runtime is missing. Raises InputError in four cases: a
+        runtime with ``observer`` or ``per_operator``, an unknown method, a model that
+        itself fails on these inputs, or a transform that changed inputs or results.
+
+        The call waits while another thread lowers, because torch then replaces weights
+        of the model by tracers.
         """
         if runtime and per_operator:
             raise self._hidden_values_error(runtime)
@@ -298,7 +297,7 @@ class LoweredProgram(MethodPrograms):
         # the lowered program.
         with call_of_model(name):
             expected = self.run_eager(args, kwargs, method=name)
-        # the program may write to its arguments, which are the caller's
+        # copied, because the program may write to its arguments
         args = copy.deepcopy(args)
         kwargs = copy.deepcopy(kwargs)
         torch.set_rng_state(seed)
@@ -372,8 +371,8 @@ class LoweredProgram(MethodPrograms):
     def observed(
         self, observer: Observer, method: str | None = None
     ) -> Callable[..., Any]:
-        """Return a method in its initial state. ``observer`` gets all values of calls
-        of the result.
+        """Return a method in its initial state. When the method is called, ``observer``
+        gets all values of the call.
         """
         name = self.chosen_method(method)
         hooks = provided("delegraph_analysis.observe:hooks_of", "observing a program")
@@ -420,10 +419,11 @@ class LoweredProgram(MethodPrograms):
         """
         program = self._eager[name]
         if isinstance(program, ExportedProgram):
-            program = self._eager[name] = program.module(check_guards=False)
-            return program
-        # torch gives an exported module an ``eval`` of its own. Its ``training`` is
-        # True, although it has no other mode.
+            module = program.module(check_guards=False)
+            self._eager[name] = module
+            return module
+        # An exported module has only one mode, but its ``training`` is True. It is
+        # recognized by its own ``eval``, and not checked.
         if "eval" not in vars(program):
             expect_no_training(program)
         return program
@@ -433,9 +433,8 @@ class LoweredProgram(MethodPrograms):
     ) -> Any:
         """Return the results of a method, run on this host from its initial state.
 
-        ``observer``: gets all values of the run. None: instead, the inputs of each
-        delegate are compared before and after its calls, to find a runtime that writes
-        to its inputs.
+        ``observer``: gets all values of the run. If it is None, each delegate's inputs
+        are compared before and after its calls, to find runtimes that write to inputs.
         """
         if observer is not None:
             return self.observed(observer, name)(*args, **kwargs)
@@ -501,8 +500,7 @@ class LoweredProgram(MethodPrograms):
 def _restoring_state(
     module: torch.nn.Module, written: Collection[str]
 ) -> Iterator[Callable[..., Any]]:
-    """Give ``module`` to the block, which calls it. When the block ends, give the
-    state of ``module`` its old values back.
+    """Run a block that calls ``module``, then restore the state of ``module``.
 
     This state has two parts: the parameters and buffers with a name in ``written``, and
     the state tensors of delegates that ``module`` itself calls.

@@ -88,11 +88,10 @@ class NamedDataStore:
     ) -> None:
         """Add ``data`` under ``key``.
 
-        ``data``: bytes, a Blob, or a tensor. Elements are stored in C order. A
-        tensor or Blob is stored by reference and must not change until it is written.
-        ``alignment``: in bytes; None means 1. ``external_tag``: name of the external
-        file; None: the program file. ``tensor_layout``: layout of ``data``; a tensor
-        has its own.
+        ``data``: bytes, a Blob, or a tensor, stored in C order. A tensor or Blob is
+        stored by reference and must not change until it is written. ``alignment``: in
+        bytes; None means 1. ``external_tag``: name of the external file; None: the
+        program file. ``tensor_layout``: layout of ``data``, not needed for a tensor.
 
         Raises NamedDataTypeError for data or a key of another type. Raises
         NamedDataError for other wrong arguments, and for a key that is in use.
@@ -100,6 +99,7 @@ class NamedDataStore:
         alignment = 1 if alignment is None else alignment
         _check_arguments(key, alignment, external_tag, tensor_layout)
         content, layout = _content(key, data, tensor_layout)
+        # only buffers of this length and with these first bytes are compared completely
         length_and_head = len(content), head(content, _COMPARED_FIRST)
         candidates = self._candidates.get(length_and_head, ())
         buffers = self._output.buffers
@@ -124,8 +124,8 @@ class NamedDataStore:
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
         """Add all data of ``other``, entry by entry.
 
-        Raises the errors of ``check_output`` before anything is added, and those of
-        ``add_named_data``; the entries before the faulty one then stay.
+        Raises the errors of ``check_output`` before anything is added. Also raises the
+        errors of ``add_named_data``; then the entries before the faulty one stay.
         """
         check_output(other)
         for tag, entries in other.files():
@@ -163,9 +163,9 @@ class NamedDataStore:
 def check_output(output: Any) -> None:
     """Raise an error unless ``output`` is a valid NamedDataStoreOutput.
 
-    NamedDataTypeError: ``output`` has another type, or the buffer of an entry is
-    neither bytes nor a Blob. NamedDataError: an entry is no DataEntry, or has the index
-    of no buffer, or an alignment that is not a positive integer.
+    Raises NamedDataTypeError if ``output`` has another type, or if the buffer of an
+    entry is neither bytes nor a Blob. Raises NamedDataError for an entry that is no
+    DataEntry, an index without a buffer, or an alignment that is no positive integer.
     """
     if isinstance(output, NamedDataStore):
         raise NamedDataTypeError(
@@ -213,7 +213,7 @@ def _check_arguments(key: Any, alignment: Any, tag: Any, layout: Any) -> None:
             f"cannot be aligned: alignment {alignment!r:.80} is not positive, or not an"
             " integer",
         )
-    if tag is not None and (not isinstance(tag, str) or not tag):
+    if tag is not None and not (isinstance(tag, str) and tag):
         raise _error(key, f"goes to an external file by its name, not to {tag!r:.80}")
     if layout is not None and not isinstance(layout, TensorLayout):
         raise _error(key, f"has a TensorLayout or none, not {layout!r:.80}")

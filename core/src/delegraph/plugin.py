@@ -56,6 +56,7 @@ def _as_tuple(spec: Any, field: str) -> None:
     value = getattr(spec, field)
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{type(spec).__name__}: {field} is a tuple, not {value!r}")
+    # declarations are frozen, so ``setattr`` would raise an error
     object.__setattr__(spec, field, tuple(value))
 
 
@@ -94,8 +95,9 @@ class OptionSpec:
         """Return whether ``value`` has the option's type and, if the option has
         choices, is one of them.
 
-        An int counts as a float. A bool counts only as a bool, although Python has it
-        as an int. A list or tuple must have texts only; choices do not apply to it.
+        An int is accepted for float, and a tuple for list. A bool is not accepted for
+        int, although Python's bools are ints. Entries of a list must be texts; choices
+        do not apply to them.
         """
         if self.type is list:
             return isinstance(value, (list, tuple)) and all(
@@ -104,7 +106,9 @@ class OptionSpec:
         if isinstance(value, bool) and self.type is not bool:
             return False
         types = (int, float) if self.type is float else (self.type,)
-        return isinstance(value, types) and (not self.choices or value in self.choices)
+        if not isinstance(value, types):
+            return False
+        return not self.choices or value in self.choices
 
     @property
     def values(self) -> str:
@@ -165,8 +169,8 @@ class Declaration(_WithTarget):
     def __post_init__(self) -> None:
         """Check the fields, and convert lists to tuples.
 
-        Raises ValueError for a wrong text, TypeError for a field that is no tuple or
-        list. The traceback shows the author the wrong declaration.
+        Raises ValueError for a text of a wrong form. Raises TypeError if a field for a
+        tuple has neither a tuple nor a list.
         """
         for field in fields(self):
             if field.name in _TEXT_FIELDS:
@@ -178,7 +182,7 @@ class Declaration(_WithTarget):
                         f" {value!r}"
                     )
             elif field.default == ():
-                # a field that is a tuple: authors may pass a list
+                # this default marks a field for a tuple; authors may pass a list
                 _as_tuple(self, field.name)
 
     @property
@@ -195,8 +199,9 @@ class Declaration(_WithTarget):
 
     @classmethod
     def meant_by(cls, asked: str) -> Iterator[str]:
-        """Yield the keys to look up, in this order, for the name ``asked`` that a user
-        wrote.
+        """Yield the keys to look up for ``asked``, the name that a user wrote.
+
+        A subclass may yield several keys; the first one that is found counts.
         """
         yield asked
 
@@ -557,8 +562,10 @@ class Hooks(Protocol):
 
     @hookspec
     def delegraph_compilers(self) -> Iterable[CompilerSpec]:
-        """Return the compilers of this distribution, which compile partitions in a way
-        of their own.
+        """Return the compilers of this distribution.
+
+        A compiler replaces the compilation in ``lower``, for example by a cache or by
+        processes that compile in parallel.
         """
 
     @hookspec

@@ -134,9 +134,10 @@ identifiers is a key for operators that the engine fused when it loaded the blob
 
 
 def fused(key: Any) -> tuple[Any, ...]:
-    """Return the identifiers of ``key``, a key of ``Spent``.
+    """Return the debug identifiers in ``key``, a key of ``Spent``.
 
-    A tuple has several identifiers, None has none, and any other key is one itself.
+    A tuple has the identifiers of operators that the engine fused. None stands for time
+    of no operator, so the result is (). Any other key is itself the only identifier.
     """
     if isinstance(key, tuple):
         return key
@@ -214,10 +215,11 @@ class BackendRuntime:
 
         Optional. ``device``: the device in question, if one is named. Called before a
         blob of a file is loaded. If the verdict is "cannot", the blob is not loaded, so
-        that wrong versions lead to an error with a reason and not to a crash. An
-        OptionError or FormatError, for compile specs or a beginning that cannot be
-        read, means "cannot", with its message. Must raise nothing else, for any content
-        of the header.
+        that a wrong version leads to an error with a reason and not to a crash.
+
+        For compile specs or a header that cannot be read, the method may raise
+        OptionError or FormatError. That counts as "cannot", with the error's message as
+        the reason. It must not raise other errors, not even for a damaged header.
         """
         return None
 
@@ -285,11 +287,10 @@ class Observer(Protocol):
         """``node``, a call on the host or of a delegate, has computed ``value``."""
 
     def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None:
-        """The execution of a branch or loop body, ``module``, begins with ``inputs``.
-        It ends with the call of ``leave``.
+        """``module``, a branch or the body of a loop, begins to run on ``inputs``.
 
-        ``owner``: the ``get_attr`` node that fetches ``module``. Not called for bodies
-        that torch runs vectorized.
+        ``leave`` is called when it ends. ``owner``: the ``get_attr`` node that fetches
+        ``module``. Not called for bodies that torch runs vectorized.
         """
 
     def leave(self) -> None:
@@ -314,9 +315,9 @@ class Timer(Observer, Protocol):
     def spent(
         self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]
     ) -> None:
-        """A call of a delegate took ``seconds`` in its runtime. Called before ``see``
-        gets the call.
+        """A call of a delegate took ``seconds`` in its runtime. After this, ``see`` gets
+        the call.
 
-        ``read()`` returns the times of the delegate's operators, and may take a while
-        itself.
+        ``read()`` returns the times of the delegate's operators. Calling it may take a
+        while.
         """

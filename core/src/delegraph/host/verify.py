@@ -19,10 +19,10 @@ from ..io.escape_for_terminal import printable
 
 @contextmanager
 def call_of_model(method: str) -> Iterator[None]:
-    """Run a block that only calls the model in PyTorch, and turn its errors into
-    InputError: delegraph and plugins have no part in such an error.
+    """Turn errors in the block into InputError; a DelegraphError stays as it is.
 
-    A DelegraphError passes as it is.
+    The block only runs the model in PyTorch, so the model or its inputs are at fault.
+    ``method``: for the message.
     """
     try:
         yield
@@ -85,8 +85,8 @@ class Verification:
 
     @property
     def has_only_non_finite(self) -> bool:
-        """Return whether there is an output with elements of which none is finite, so
-        that no number of this output was compared.
+        """Return whether some output has elements, but no finite one. Of such an output,
+        no numbers were compared.
         """
         return any(o.has_only_non_finite for o in self.outputs)
 
@@ -133,8 +133,8 @@ def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
 
     If the worst run has no remark, the result has the first remark of another run.
     """
-    # runs that do not agree are worst; of equal runs those with the most mismatched
-    # elements, then those without finite elements, then those with the largest error
+    # a run that differs from eager is worse than one that agrees; the next entries of
+    # the key decide between two runs that are equal so far
     worst = max(
         column,
         key=lambda o: (
@@ -144,6 +144,5 @@ def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
             o.relative_error,
         ),
     )
-    return worst._replace(
-        remark=worst.remark or next(filter(None, (o.remark for o in column)), "")
-    )
+    remarks = [worst.remark, *(o.remark for o in column)]
+    return worst._replace(remark=next(filter(None, remarks), ""))

@@ -30,11 +30,11 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
     """Write ``content`` to ``path``, completely or not at all; symbolic links are
     followed.
 
-    The content is written to a temporary file in the target's folder. That file then
-    replaces the target and gets its permission bits. Three kinds of targets are written
-    in place instead, so an error can leave them half-written: files that have several
-    hard links or another owner, devices and pipes, and this process's own stdout or
-    stderr. Temporary files of killed processes are removed from the folder.
+    The content is written to a temporary file in the target's folder. That file gets
+    the target's permission bits, and then replaces the target. Three kinds of targets
+    are written in place instead, so an error can leave them half-written: files that
+    have several hard links or another owner, devices and pipes, and this process's own
+    stdout or stderr. Temporary files of killed processes are removed from the folder.
 
     Raises WriteError if the content cannot be written, InputError if ``path`` cannot
     name a file.
@@ -67,7 +67,8 @@ def expect_writable(path: str | os.PathLike[str]) -> None:
         old = _status(target)
     except OSError as e:
         raise _write_error(target, e.strerror or str(e)) from e
-    # the folder in which the file is replaced: a link's own folder does not matter
+    # ``write_whole`` needs a temporary file in this folder; of a symbolic link, it is
+    # the folder of the file that the link leads to
     folder = (
         Path(os.path.realpath(target)).parent if target.is_symlink() else target.parent
     )
@@ -93,11 +94,11 @@ def _status(target: Path) -> os.stat_result | None:
 
 
 def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
-    """Return the open descriptor of this process that ``target`` means: the one in a
-    path such as ``/dev/fd/7``, or stdout or stderr if it is redirected to that file.
+    """Return the open descriptor of this process that leads to ``target``, or None.
 
-    None if there is no such descriptor. If a file to which stdout is redirected were
-    opened a second time, later prints would overwrite the content. ``status``: that of
+    Candidates are the number in a path such as ``/dev/fd/7``, else stdout and stderr,
+    which a shell may have redirected to ``target``. Opening ``target`` a second time
+    would be wrong: later prints would overwrite the content. ``status``: that of
     ``target``.
     """
     match = _DESCRIPTOR.fullmatch(os.fspath(target))
@@ -124,7 +125,7 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
     if old is not None and not os.access(target, os.W_OK) and os.path.lexists(target):
         raise PermissionError(None, "no permission to write to it")
     _remove_leftovers(target.parent)
-    # from the mode of a new file, the system takes away the bits of the umask
+    # permission bits; the system removes those of the umask when it creates the file
     mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
     file = _open_temporary(target.parent, mode)
     try:
@@ -142,8 +143,7 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
                 with target.open("wb") as existing:
                     shutil.copyfileobj(file, existing, 1 << 20)  # 1 MiB at a time
                 return
-            # the umask took bits away when the temporary file was opened; the old target
-            # may have these bits
+            # set again, because the umask may have removed bits that the target has
             if old is not None:
                 os.chmod(file.name, mode)
             if sys.platform == "win32":
@@ -169,9 +169,9 @@ def _open_temporary(folder: Path, mode: int) -> BinaryIO:
     """Open a new file with a temporary name, and lock it.
 
     The lock shows ``_remove_leftovers`` of other processes that the file is in use. On a
-    file system without locks, the file is not locked. Before the file is locked here,
-    another process may lock and remove it; then this function makes another file.
-    ``mode``: permission bits, from which the system takes those of the umask.
+    file system without locks, the file is not locked. If another process locks or
+    removes the file first, this function makes another one. ``mode``: permission bits,
+    from which the system removes those of the umask.
     """
     while True:
         # the target's name is not part of this one: it may already have the greatest
@@ -200,7 +200,7 @@ def _open_temporary(folder: Path, mode: int) -> BinaryIO:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary files that are not locked, because their processes were killed."""
+    """Remove temporary files of killed processes; a running process locks its file."""
     for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
         # suppressed: the file is locked, belongs to another user, or is gone by now
         with contextlib.suppress(OSError):

@@ -40,8 +40,9 @@ class TensorBlob:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Keep a reference to ``tensor``, not a copy. Keep its state as well, which
-        shows whether the tensor is written later.
+        """Keep a reference to ``tensor``, not a copy.
+
+        Also keep its state, by which ``write_to`` detects later changes of the tensor.
         """
         # imported late, so that blobs of bytes need no torch
         from delegraph_programs.tensor_bytes import state_of
@@ -86,8 +87,8 @@ class TensorBlob:
         If two blobs have equal keys, their bytes are equal, and ``equal`` does not read
         them.
         """
-        # ``_state`` is in the key, because the tensor may be written after the first of
-        # two blobs is made. Then ``write_to`` of the first one raises an error.
+        # Two blobs of one tensor differ if the tensor was changed after the first blob
+        # was made: ``write_to`` of that blob raises an error. So ``_state`` is included.
         tensor = self._tensor
         return (
             self._state,
@@ -119,8 +120,8 @@ def join(data: bytes | Blob) -> bytes:
 def head(data: bytes | Blob, size: int) -> bytes:
     """Return the first ``size`` bytes of ``data``.
 
-    A Blob writes all its bytes for this. Raises ContractViolation if the number of
-    these bytes is not the blob's ``len()``.
+    A Blob has to write all its bytes for this. Raises ContractViolation if it writes
+    more or fewer bytes than its ``len()``.
     """
     if isinstance(data, bytes):
         return data[:size]
@@ -128,8 +129,8 @@ def head(data: bytes | Blob, size: int) -> bytes:
     written = 0
 
     def take(piece: memoryview) -> None:
-        """Append the bytes of ``piece`` that are among the first ``size``, and count
-        all bytes.
+        """Append ``piece`` to ``first`` until that has ``size`` bytes, and count all
+        bytes.
         """
         nonlocal written
         first.extend(piece[: size - len(first)])
@@ -199,6 +200,7 @@ class _Sink(io.RawIOBase):
         their number. If there are none, ``take`` is not called.
         """
         view = memoryview(data)
-        if view.nbytes:  # an empty view cannot be cast
+        # without bytes, there is nothing to pass, and ``cast`` raises an error
+        if view.nbytes:
             self._take(view.cast("B"))
         return view.nbytes

@@ -16,7 +16,7 @@ def printable(shown: str, kept: str = "") -> str:
     """
     if shown.isprintable():
         return shown
-    # escapes are those of Python's literals: a line break becomes a backslash and an n
+    # "unicode_escape" writes a line break as a backslash and the letter n
     return "".join(
         c if c.isprintable() or c in kept else c.encode("unicode_escape").decode()
         for c in shown

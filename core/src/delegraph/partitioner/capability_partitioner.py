@@ -153,16 +153,17 @@ class CapabilityPartitioner(Partitioner):
         By default, only a call and the calls that unpack its results are grouped.
         ``delegraph_engines.GroupedPartitioner`` overrides this method.
         """
-        return lambda calls, refused: Grouped(units(calls), {})
+        return lambda calls, refused: Grouped(units(calls), kept_out={})
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag the nodes that the backend takes, and list the others with reasons.
 
-        A constant call that the host needs as well is tagged and listed. Raises
+        A constant call that the host needs as well is tagged, and is listed too. Raises
         ContractViolation for a wrong answer of the backend.
         """
         search = _Search(self, exported_program)
-        parts = search.parts()  # first, because it may refuse more calls
+        # before the other methods of ``search``, because it may refuse more calls
+        parts = search.parts()
         for_host = search.constants_for_host()
         constant = search.constant_calls | constant_placeholders(exported_program)
         backend_id = self.delegation_spec.backend_id
@@ -220,12 +221,13 @@ class _Search:
     def parts(self) -> list[list[Node]]:
         """Return the partitions, each a list of nodes in graph order.
 
-        Calls that cannot be in any partition are added to ``refused`` before. Raises
+        Adds the calls that cannot be in any partition to ``refused``. Raises
         ContractViolation if the backend gives a wrong answer about a partition.
         """
         # Each refusal may change all partitions, so the search then starts again. It
         # ends when the grouping, the backend and the limit of size refuse no more call.
-        # Sizes are checked last: the backend's own reasons allow to decompose the call.
+        # Sizes are checked last, because a call refused for its size is final. A call
+        # that the backend refuses may be decomposed, and its parts delegated.
         while True:
             parts, kept_out = self._group()
             if kept_out:
@@ -249,10 +251,10 @@ class _Search:
             self._refuse(too_small, final=True)
 
     def _group(self) -> tuple[list[list[Node]], Mapping[Node, str]]:
-        """Return the partitions of the calls accepted so far, and {}.
+        """Return the partitions of the calls accepted so far, and an empty mapping.
 
-        If the grouping keeps accepted calls on the host, returns [] and these calls
-        with their reasons.
+        If the grouping keeps accepted calls on the host, returns no partitions, and
+        these calls with their reasons.
         """
         copied = self._copied_constants()
         calls = [n for n in self.calls if n not in copied]
@@ -262,7 +264,7 @@ class _Search:
         # units of equal level can be one partition (see ``fewest_groups``)
         accepted = {n for n in calls if n not in self.refused}
         level = levels(ordered, accepted)
-        move_to_users(ordered, level, accepted)
+        move_to_users(ordered, level, accepted)  # changes ``level``
         parts = group_by_level(ordered, level, accepted)
         if self.limits.connected_only:
             parts = [piece for part in parts for piece in connected_components(part)]
@@ -275,14 +277,15 @@ class _Search:
         """Return the reason to refuse a call, or None if the backend takes the call.
 
         Asks the additional checks, then the support check, then ``_ask_about_tensors``.
-        If the first or the last of these refuses the call, adds the call to
-        ``not_decomposed``. Calls of delegates are refused. A call that unpacks results
-        has the answer of the call that returns them, which must be asked about before.
+        Only a call that the support check refuses may be decomposed: the two others add
+        it to ``not_decomposed``. Calls of delegates are refused. A call that unpacks
+        results has the answer of the call that returns them. Ask in graph order, so
+        that this answer is known.
         """
         if node.target is CALL_DELEGATE:
             return "it is already a call of a delegate"
         if node.target is operator.getitem:
-            # the call that ``node`` unpacks: both go the same way
+            # the call that ``node`` unpacks
             producer: Any = node.args[0]
             if producer.op != "call_function" or producer.target is CALL_DELEGATE:
                 return f"takes an item of {producer.name}, which is not delegated"
@@ -315,27 +318,30 @@ class _Search:
         """Return the reason to refuse a call because of its operands or its result.
 
         No backend takes a constant that cannot be stored, or a tensor subclass that
-        wraps other tensors. If the call has one, adds the call to ``not_decomposed``.
-        Returns None if the call has none.
+        wraps other tensors. A call with one of these is added to ``not_decomposed``.
+        For other calls, returns None.
         """
         for value in (*node.all_input_nodes, node):
+            why = self.why_not_stored.get(value)
             val = value.meta.get("val")
             # nearly all values are plain fake tensors, and comparing the type is much
             # faster than asking torch
-            wraps = type(val) is not FakeTensor and is_traceable_wrapper_subclass(val)
-            if value in self.why_not_stored or wraps:
-                self.not_decomposed.add(node)
+            if type(val) is not FakeTensor and is_traceable_wrapper_subclass(val):
                 kind = type(val).__name__
-                wrapper = f"{value.name} is a {kind}, and delegates pass plain tensors"
-                return self.why_not_stored.get(value, wrapper)
+                why = (
+                    why or f"{value.name} is a {kind}, and delegates pass plain tensors"
+                )
+            if why is not None:
+                self.not_decomposed.add(node)
+                return why
         return None
 
     def _is_constant(self, node: Node) -> bool:
         """Return whether every partition can compute ``node`` by itself.
 
         The support check must answer that ``node`` computes a constant, and each
-        operand that is a call must be a constant call. For example, ``zeros_like(y)``
-        has a constant value, but a partition needs ``y`` to compute it.
+        operand that is a call must be a constant call. Both are checked, because
+        ``zeros_like(y)`` has a constant value, but a partition needs ``y`` for it.
         """
         if node.target is operator.getitem:
             return node.args[0] in self.constant_calls
@@ -388,8 +394,8 @@ class _Search:
         """Return the constant calls that accepted calls use, with the calls that unpack
         their results.
 
-        Each partition gets copies of those that it uses. So they do not connect
-        partitions, and are left out when calls are grouped.
+        A partition gets its own copies of the constant calls that it uses. So constant
+        calls do not connect partitions, and are left out when calls are grouped.
         """
         used = {
             n
@@ -416,9 +422,9 @@ class _Search:
     def refusals(self, constants_for_host: Iterable[Node]) -> list[Refusal]:
         """Return the refusals in graph order.
 
-        There are none for calls of delegates, and for calls that only unpack results.
-        There is one for each of ``constants_for_host``, the constant calls in
-        partitions that the host computes as well.
+        Refused calls of delegates, and calls that only unpack results, have none.
+        ``constants_for_host``: constant calls in partitions that the host computes as
+        well. Each of these has a refusal, too.
         """
         why = "the host needs this constant too and computes it itself"
         reasons = dict.fromkeys(constants_for_host, why) | self.refused
@@ -444,14 +450,14 @@ class _Search:
 def _constants_of(part: Sequence[Node], constant: set[Node]) -> list[Node]:
     """Return the nodes in ``constant`` that ``part`` needs, each before its users.
 
-    These are the constant operands of its calls, the constant operands of these, and so
-    on, without the nodes in ``part`` itself.
+    These are the constant operands of the calls in ``part``, the constant operands of
+    these operands, and so on. Nodes in ``part`` are left out.
     """
     members = set(part)
     found: dict[Node, None] = {}  # an ordered set
     # Depth first, without recursion. A constant that is popped for the first time is
-    # pushed again, below its operands. When it is popped again, these are in ``found``.
-    # Entries are (node, whether it is popped for the second time).
+    # pushed again, below its operands. Its operands are in ``found`` when it is popped
+    # for the second time. Entries are (node, whether it is popped the second time).
     stack: list[tuple[Node, bool]] = [
         (i, False) for n in reversed(part) for i in reversed(n.all_input_nodes)
     ]
@@ -476,12 +482,14 @@ def _write_tags(
     """Write ``meta["delegation_tag"]`` of every node in a partition, and return the
     names of the partitions in order.
 
+    The tag of a node is the name of its partition. The tag of a constant with several
+    copies is a tuple of names, which begins with None if the host has a copy.
+
     ``parts``: the calls of each partition. ``constant``: calls and placeholders that
     are constants; each partition gets a copy of those that it uses. ``for_host``:
-    constant calls that the host computes as well. A tag is the name of a partition. If
-    a constant has several copies, its tag is a tuple: None for the host if it has a
-    copy, then the partitions.
+    constant calls that the host computes as well.
     """
+    # None in place of a partition's name: the copy of the host
     tags: dict[Node, list[str | None]] = {node: [None] for node in for_host}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
     for name, part in zip(names, parts, strict=True):

@@ -68,6 +68,7 @@ def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
             " of a backend is wanted"
         )
     elif not isinstance(spec.compile_specs, tuple):
+        # ``DelegationSpec`` made a tuple of any list, so this is no list either
         yield (
             f" returned {_show(spec.compile_specs)} as compile_specs of tag {tag!r}; a"
             " list of CompileSpec is wanted"

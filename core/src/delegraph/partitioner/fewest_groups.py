@@ -54,8 +54,8 @@ def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
     """Return call -> its level.
 
     ``ordered``: units, each after the units that it needs. ``accepted``: the calls that
-    the backend takes. Other operands (placeholders, and constants of which partitions
-    get copies) count as level 0.
+    the backend takes. Operands in none of the units do not count: placeholders, and
+    constants that are copied into each partition.
     """
     level: Levels = {}
     for unit in ordered:
@@ -65,6 +65,7 @@ def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
             for operand in node.all_input_nodes:
                 if operand in level:
                     drops_out = operand in accepted and not is_accepted
+                    # ``drops_out`` counts as 0 or 1
                     highest = max(highest, level[operand] + drops_out)
         level.update(dict.fromkeys(unit, highest))
     return level
@@ -121,7 +122,7 @@ def split_by_size(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
     """Split a group, in the order of its units, into parts of at most ``largest``
     operators.
 
-    A unit that has more operators than that is a part by itself.
+    A unit with more than ``largest`` operators is a part by itself.
     """
     parts: list[list[Unit]] = []
     room = 0  # how many operators the last part may still get

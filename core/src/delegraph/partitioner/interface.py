@@ -50,7 +50,7 @@ class DelegationSpec(_DelegationSpec):
     ) -> DelegationSpec:
         """Make ``compile_specs`` a tuple.
 
-        A value that cannot be iterated is kept for the later error.
+        A value that cannot be iterated is kept as it is; the core reports it later.
         """
         specs: Any = (
             tuple(compile_specs)
@@ -207,15 +207,13 @@ class Partitioner(ABC):
 
     def fingerprint(self, exported_program: ExportedProgram) -> str | None:
         """Return a text with everything that ``partition`` depends on besides the
-        program, or None.
+        program, or None to keep the answers of this partitioner out of the cache.
 
-        None, the default, means that this is not known. The text has, for example,
-        options, versions of other packages, and metadata of tracers that the
-        partitioner reads. The code of the partitioner's package and the versions of
-        delegraph and torch are not needed: the key of a cached answer has them. If the
-        user asks for a cache, it keeps the answers of a partitioner with a fingerprint.
-        Each look-up writes the program as bytes, so return a text only if ``partition``
-        takes far longer than that.
+        The text contains, for example, options, versions of other packages, and
+        metadata of tracers that the partitioner reads. It need not contain the code of
+        the partitioner's package and the versions of delegraph and torch, which the key
+        of a cached answer has anyway. Each look-up in the cache writes the program as
+        bytes, so return a text only if ``partition`` takes far longer than that.
         """
         return None
 

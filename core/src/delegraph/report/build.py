@@ -52,8 +52,7 @@ def build_rows(
             for sources, figures in by_line.items()
         ]
         rows.causes += find_causes(method, operators, origin, origin.notation(method))
-        # in reasons of compilers, ``notation`` replaces torch's names of sizes by the
-        # user's names
+        # partitions that a compiler refused, with the user's names of sizes in reasons
         given_back = [row for row in origin.given_back if row.method == method]
         rows.given_back += [
             replace(row, reason=origin.notation(method).text(row.reason))
@@ -67,8 +66,8 @@ def _delegate_row(
 ) -> DelegateRow:
     """Return the row of one delegate.
 
-    ``several_targets``: the backend compiled delegates for different targets. Only then
-    is "target" among the ``facts`` of the row.
+    ``several_targets``: whether the backend compiled delegates for different targets.
+    If not, the row leaves out the fact "target", which all its rows would repeat.
     """
     module = info.module
     target = info.facts.get("target", "")

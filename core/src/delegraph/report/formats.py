@@ -155,6 +155,7 @@ def expect_report_formats(paths: Iterable[Path]) -> None:
     A command calls this before it lowers, so that a wrong suffix costs no time.
     """
     for path in paths:
+        # called only for its exception
         default_registry().find(ReportSpec, declared_for(path))
 
 

@@ -60,7 +60,7 @@ def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
     about it as a whole. Calls that only check something (``find_checks``) are left out,
     because no backend is expected to have them.
     """
-    # call of the host, or mark of the call that was decomposed to it -> the operator
+    # call, or the mark that all parts of a decomposed call have -> the operator
     operators: dict[Any, LeftOperator] = {}
     calls = host_calls(nodes)
     checks: set[Node] = set()
@@ -68,13 +68,13 @@ def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
         checks |= find_checks(graph)
     for node in calls:
         if is_operator(node) and node not in checks:
-            # the mark (debug handle, name, operator) of the call that was decomposed to
-            # ``node``; None if none was
+            # None if ``node`` is no part of a decomposed call
             mark = node.meta.get(LEFT)
             if mark is None:
                 operators[node] = LeftOperator(operator_name(node), node)
             else:
-                operators.setdefault(mark, LeftOperator(mark[-1], node))
+                _, _, decomposed = mark  # (debug handle, name, operator) of that call
+                operators.setdefault(mark, LeftOperator(decomposed, node))
     return list(operators.values())
 
 
@@ -92,11 +92,12 @@ def figures_by_line(
 ) -> dict[tuple[Source, ...], dict[str, float]]:
     """Return lines of the user's program -> the amounts that backends expect for them.
 
-    Amounts are such as ``{"cycles": 1200}``. Backends give them for debug identifiers,
-    each of which identifies some operators. The key is the tuple of the lines of these
-    operators: one line, or several for a fusion, because the share of each line is not
-    known. It is () if no line is known. Entries with a larger first amount come first.
+    For example: ``(line 3, line 4)`` -> ``{"cycles": 1200}``, for operators of two
+    lines that a backend fused. The key is () if no line is known. Entries with a larger
+    first amount come first.
     """
+    # a backend gives amounts for its own identifiers; ``debug_handle_map`` has the
+    # debug handles of the operators of each identifier
     amounts_of: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
     for info in delegates:
         # debug handle -> line of the operator, or None
@@ -108,9 +109,8 @@ def figures_by_line(
             amounts_of.setdefault(tuple(sources), []).append(amounts)
     total = {sources: add_up(amounts) for sources, amounts in amounts_of.items()}
     # by the first amount of each entry, 0 if it has none
-    return dict(
-        sorted(total.items(), key=lambda item: -next(iter(item[1].values()), 0))
-    )
+    ordered = sorted(total, key=lambda key: -next(iter(total[key].values()), 0))
+    return {sources: total[sources] for sources in ordered}
 
 
 NOT_TAGGED = "not tagged by its partitioner"
@@ -141,20 +141,21 @@ class RefusedOperator(NamedTuple):
 def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
     """Return why ``backend`` did not take ``node``, a call of the host.
 
-    ``node`` may come from a decomposition: ``linear`` -> ``addmm`` -> ``mm``, for
-    example. The backend refused the node's operator, or one of the operators outside of
-    it. The innermost one that ``reasons`` has is returned. If ``reasons`` has none, the
-    outermost one is returned with the reason NOT_TAGGED.
+    For example, ``linear`` was decomposed to ``addmm``, and that to ``mm``, which is
+    ``node``. The backend may have refused any of the three. Returns the last step that
+    has a reason, so ``mm`` is tried first. If no step has a reason, returns the first
+    step, ``linear``, with the reason NOT_TAGGED.
     """
-    # operators that were decomposed, outermost first
-    outer: tuple[str, ...] = node.meta.get("decomposed_from", ())
-    for depth, op in enumerate((operator_name(node), *reversed(outer))):
-        reason = reasons.get((backend, handle_of(node), op))
+    # the earlier steps of the decomposition; () if ``node`` was in the user's program
+    earlier: tuple[str, ...] = node.meta.get("decomposed_from", ())
+    steps = (*earlier, operator_name(node))
+    for depth, operator in enumerate(reversed(steps)):
+        reason = reasons.get((backend, handle_of(node), operator))
         if reason is not None:
-            # the outermost operator is not part of another one
-            is_outermost = depth == len(outer)
-            return RefusedOperator(op, reason, "" if is_outermost else outer[0])
-    return RefusedOperator(outer[0] if outer else operator_name(node), NOT_TAGGED, "")
+            is_first_step = depth == len(earlier)
+            part_of = "" if is_first_step else steps[0]
+            return RefusedOperator(operator, reason, part_of)
+    return RefusedOperator(steps[0], NOT_TAGGED, part_of="")
 
 
 def refused_by(
@@ -171,7 +172,7 @@ def refused_by(
 
 
 def full_reason(refusal: RefusedOperator) -> str:
-    """Return the reason, with the operator that was decomposed to the refused one."""
+    """Return the reason, followed by "(part of ...)" if there is a ``part_of``."""
     return (
         f"{refusal.reason} (part of {refusal.part_of})"
         if refusal.part_of

@@ -104,9 +104,9 @@ class Report(WithFacts):
 
     @property
     def figures(self) -> list[LineFigures]:
-        """Return amounts that backends expect, such as cycles, for the user's lines.
+        """Return amounts that backends expect, such as cycles, by the user's lines.
 
-        The rows of a method are together, the largest amount first.
+        Rows are sorted by method, and within a method by amount, the largest first.
         """
         return self.rows.figures
 

@@ -56,8 +56,9 @@ def find_causes(
     """Return the causes that keep the operators in ``left`` on the host.
 
     ``origin``: has the backends' reasons. ``notation``: writes these with the user's
-    names. The causes are in the order of the backends. Of one backend, causes that
-    follow from no other cause are first, and then causes with more operators.
+    names. The causes are in the order of the backends. The causes of one backend are in
+    two groups: first those that follow from no other cause, then the others. Within a
+    group, causes with more operators come first.
     """
     causes: list[Cause] = []
     # A function that returns the reason with the best hint, and how many operators the
@@ -65,21 +66,23 @@ def find_causes(
     predict = None
     if origin.checks and not missing(["delegraph_analysis"]):
         predict = load("delegraph_analysis.what_if:predict")
+    nodes = [operator.node for operator in left]
     for backend in origin.backends:
         roots = _Roots(backend, origin.reasons.get(method, {}))
         groups: dict[tuple[str, ...], list[_Member]] = {}  # key of a root -> members
         for operator in left:
             member = roots.member(operator)
             groups.setdefault(member.root.key, []).append(member)
+        # ``behind`` is "" for a cause that follows from no other one
         ordered = sorted(
-            groups.values(), key=lambda group: (bool(group[0].root.behind), -len(group))
+            groups.values(), key=lambda group: (group[0].root.behind != "", -len(group))
         )
         check = origin.checks.get((method, backend))
         for k, group in enumerate(ordered):
             reason = group[0].root.reason
             frees = None
+            # only for the first causes, because a prediction takes long
             if k < PREDICTED and check is not None and predict is not None:
-                nodes = [operator.node for operator in left]
                 reason, frees = predict(check.program, check.refused, reason, nodes)
             causes.append(_cause(method, backend, group, reason, frees, notation))
     return causes
@@ -115,17 +118,18 @@ class _Roots:
         while id(reason) not in self._known:
             path[id(reason)] = reason
             earlier = self._reason_against_operand(reason)
+            is_cycle = id(earlier) in path
             if (
-                not isinstance(earlier, Reason)
-                or earlier.cause != reason.cause
-                or id(earlier) in path
+                isinstance(earlier, Reason)
+                and earlier.cause == reason.cause
+                and not is_cycle
             ):
+                reason = earlier
+            else:
                 # ``reason`` is the last one with its cause. In a cycle, the operand has
                 # the same cause, so ``reason`` follows from no other one.
-                follows_from_another = earlier is not None and id(earlier) not in path
+                follows_from_another = earlier is not None and not is_cycle
                 self._known[id(reason)] = _root_of(reason, follows_from_another)
-            else:
-                reason = earlier
         root = self._known[id(reason)]
         # all reasons on the way have this root
         self._known.update(dict.fromkeys(path, root))
@@ -138,8 +142,7 @@ class _Roots:
         """
         if reason.of is None:
             return None
-        # if the operand is one of several results of a call, the refusal is about the
-        # call
+        # if the operand is unpacked from the results of a call, look up that call
         producer = unpacked(reason.of) or reason.of
         return self.reasons.get(
             (self.backend, handle_of(producer), operator_name(producer))
@@ -153,14 +156,13 @@ def _root_of(reason: Reason, follows_from_another: bool) -> _Root:
     cause.
     """
     if reason.of is None:
-        return _Root((reason.cause,), reason, "")
-    # refusals about the results of different operators, or about different inputs, are
-    # different causes
+        return _Root((reason.cause,), reason, behind="")
+    # The operator or the input is part of the key: refusals about results of different
+    # operators, or about different inputs, are different causes.
     producer = unpacked(reason.of) or reason.of
     name = operator_name(producer) if producer.op == "call_function" else producer.name
-    return _Root(
-        (reason.cause, name), reason, behind=name if follows_from_another else ""
-    )
+    behind = name if follows_from_another else ""
+    return _Root((reason.cause, name), reason, behind)
 
 
 def _cause(
@@ -173,9 +175,10 @@ def _cause(
 ) -> Cause:
     """Return the row of the cause that all members of ``group`` share.
 
-    ``reason``: has the hint; it is the reason of the root, or its ``instead``.
-    ``frees``: how many operators the backend would take without this cause; None if not
-    known. ``notation``: writes reason and hint with the user's names of sizes.
+    ``reason``: the reason of the root, or the one in its ``instead`` if that has a
+    better hint. Only the hint is used. ``frees``: how many operators the backend would
+    take without this cause; None if not known. ``notation``: writes reason and hint
+    with the user's names of sizes.
     """
     root = group[0].root  # all members have equal root keys
     hint = reason.hint if isinstance(reason, Reason) else ""

@@ -126,7 +126,7 @@ class DelegateRow(WithFacts):
 
     @property
     def compiled(self) -> str:
-        """Return the origin of the blob, for the key "compiled"."""
+        """Return ``compilation.origin``, which JSON has under the key "compiled"."""
         return self.compilation.origin
 
     @property

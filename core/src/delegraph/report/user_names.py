@@ -53,8 +53,8 @@ class Notation:
     def text(self, text: str) -> str:
         """Return a backend's text, with the user's names in place of torch's.
 
-        A symbol of a size is replaced unless a value of the program has the same name.
-        An input of a loop body gets the name of the value that the loop starts with.
+        Replaced are symbols of sizes (``s77``), and names of inputs of loop bodies
+        (``arg0_1``). ``_texts`` and ``_operands`` have the new names.
         """
         # a name that neither table has stays as it is
         with_sizes = _SYMBOL.sub(
@@ -66,16 +66,16 @@ class Notation:
 
     @cached_property
     def _operands(self) -> dict[str, str]:
-        """Return a mapping from inputs of loop bodies to values of the program, by name.
+        """Return name of an input of a loop body -> name of the value in the program.
 
-        For example, a body calls ``hidden`` ``arg0_1``. The program passes ``hidden``
-        to the loop as the first value of ``arg0_1``, and users know only this name.
-        Names that are not unique are left out: several bodies use them for different
-        values, or a node of the program has the same name.
+        For example, ``arg0_1`` -> ``hidden``: the program passes ``hidden`` to the
+        loop as the first value of ``arg0_1``. Users know only the name ``hidden``.
+
+        A name is left out if several bodies use it for different values, or if a node
+        of the program has it.
         """
         nodes = list(self._nodes)
-        # each body has its own ``arg0_1``, so one name may stand for several values
-        operands_of: dict[str, set[str]] = {}
+        operands_of: dict[str, set[str]] = {}  # input -> its values in all bodies
         for name, operand in _names_in_bodies(nodes):
             operands_of.setdefault(name, set()).add(operand)
         node_names = {node.name for node in nodes}
@@ -87,9 +87,9 @@ class Notation:
 
     @cached_property
     def _texts(self) -> dict[str, str]:
-        """Return torch's name of a symbol -> the user's name.
+        """Return torch's name of a symbol of a size -> the user's name.
 
-        Symbols that have the name of a node are left out.
+        A symbol with the same name as a node is left out.
         """
         names = {node.name for node in self._nodes}
         return {
@@ -135,18 +135,14 @@ def _name_in_program(value: Node) -> str:
     return str(delegate.outputs[producer.args[1]].name)
 
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
 def _names_in_bodies(
-    nodes: Iterable[Node], outer: Mapping[str, str] = _NOTHING
+    nodes: Iterable[Node], outer: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name of a subgraph's input, name of the operand that the input gets).
+    """Yield (name of a subgraph's input, name in the user's program of its operand).
 
-    This includes all subgraphs that ``nodes`` fetch, at any depth. The name of an
-    operand is its name in the user's program. ``nodes``: the nodes of one graph.
-    ``outer``: if that graph is itself a subgraph, the pairs of its own inputs, as a
-    mapping; empty for the graph of a program.
+    ``nodes``: the nodes of one graph. Yields the pairs of all subgraphs that they
+    fetch, at any depth. ``outer``: the pairs of this graph's own inputs if it is itself
+    a subgraph.
     """
     for fetch in nodes:
         body: Any = (

@@ -52,13 +52,14 @@ class WithFacts:
     def details(self) -> Iterator[str]:
         """Yield a line ``label: entries`` for each fact that has ``entries``.
 
-        If the list of entries is empty, the line has "none" for a fact with a short
-        form, and is left out for others.
+        Without entries, the line is left out, or has "none" if the fact also has a
+        short form.
         """
         for fact in self.FACTS:
-            entries = fact.entries(fact.of(self)) if fact.entries else ()
-            if entries or (fact.entries and fact.short):
-                yield f"{fact.label}: {', '.join(entries) or 'none'}"
+            if fact.entries:
+                entries = fact.entries(fact.of(self))
+                if entries or fact.short:
+                    yield f"{fact.label}: {', '.join(entries) or 'none'}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the attributes in ``KEYS`` as plain JSON values.
@@ -118,7 +119,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def list_amounts(amounts: Mapping[str, float]) -> list[str]:
-    """Return ``cycles 1,200`` for each amount, a float with four significant digits."""
+    """Return a text for each amount, such as ``cycles 1,200``.
+
+    Floats are written with four significant digits.
+    """
     return [
         f"{name} {amount:,}" if isinstance(amount, int) else f"{name} {amount:.4g}"
         for name, amount in amounts.items()
