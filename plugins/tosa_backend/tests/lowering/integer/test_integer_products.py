@@ -1,5 +1,5 @@
-"""Convolutions and matrix products of integers, each rule against the Q/DQ graph in
-eager.
+"""Quantized convolutions and matrix products give the results of the quantized graph in
+eager torch.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ spreading = WithWeight(
     axis=1,
 )
 FAMILY.case("conv-transpose2d", spreading, (2, 8, 5, 5))
-# So dilated and padded, each element has products: those of the bias alone are equal,
-# and one tie would be theirs all.
+# With this dilation and padding, each element sums at least one product. Elements of the
+# bias alone would be equal, so that one rounding tie would affect all of them.
 dilated = WithWeight(
     lambda x, w, b: F.conv_transpose1d(x, w, b, 2, 2, dilation=3),
     randn(8, 6, 3),
@@ -142,5 +142,5 @@ statistics = WithConstant(
 FAMILY.case("batch-norm-quantized-statistics", statistics, (2, 6, 5, 5))
 
 judged, test_equals_eager = FAMILY.equals_eager()
-# a bias is rounded to steps of the product
+# For larger scales, rounding the bias to steps of the product is too coarse.
 test_equals_eager_for_any_scales = FAMILY.sweep(most=-0.5)

@@ -1,6 +1,4 @@
-"""Alike calls are lowered once and copied: what is made is what the rules themselves
-would have made.
-"""
+"""Equal calls are lowered once and copied, and the copies equal what the rules make."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ SPEC = TosaSpec.parse("TOSA-1.0+FP")
 
 
 class Block(nn.Module):
-    """Convolution and batch norm (folded constants), activation, attention with a head
-    of linears, a shortcut.
-    """
+    """A convolution with batch norm, attention with three linears, and a shortcut."""
 
     def __init__(self):
         super().__init__()
@@ -54,9 +50,7 @@ def blocks():
 
 
 class Constants(nn.Module):
-    """Rules that make constants, of more elements than what is merged by its elements
-    afterwards.
-    """
+    """Calls whose rules make constants too large to be merged by their elements."""
 
     def forward(self, x):
         attended = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
@@ -74,57 +68,72 @@ class Constants(nn.Module):
         return y + torch.histc(y, 20, -1, 1).sum()
 
 
-def test_a_file_is_the_same_as_without_copies(blocks, monkeypatch):
-    programs = (
-        blocks,
-        export(nn.Sequential(Constants(), Constants()), torch.randn(1, 2, 8, 8)),
-    )
-    copied = [compile_to_bytes(exported) for exported in programs]
+@pytest.fixture
+def constants():
+    return export(nn.Sequential(Constants(), Constants()), torch.randn(1, 2, 8, 8))
+
+
+@pytest.mark.parametrize("program", ["blocks", "constants"])
+def test_file_with_copies_equals_file_without(program, request, monkeypatch):
+    exported = request.getfixturevalue(program)
+    file_with_copies = compile_to_bytes(exported)
+
     monkeypatch.setattr(templates.Template, "copy", None)
     monkeypatch.setattr(
         templates.Templates, "apply", lambda self, *call: registry.apply(*call)
     )
-    assert [compile_to_bytes(exported) for exported in programs] == copied
+
+    assert compile_to_bytes(exported) == file_with_copies
 
 
-def test_a_rule_runs_once_for_equal_calls(blocks, monkeypatch):
-    seen = []
+@pytest.fixture
+def rule_calls(monkeypatch):
+    """The targets for which a rule runs, in order; no template exists at first."""
+    targets = []
 
-    def count(t, rule, node, arguments):
-        seen.append(node.target)
+    def record(t, rule, node, arguments):
+        targets.append(node.target)
         return registry.apply(t, rule, node, arguments)
 
-    monkeypatch.setattr(templates, "apply", count)
+    monkeypatch.setattr(templates, "apply", record)
     templates.templates_for.cache_clear()
+    return targets
+
+
+def test_a_rule_runs_once_for_equal_calls(blocks, rule_calls):
+    nodes = [node.target for node in blocks.graph.nodes if node.op == "call_function"]
+    assert nodes.count(torch.ops.aten.linear.default) == 9
+    assert nodes.count(torch.ops.aten.conv2d.default) == 3
+
     compile_to_bytes(blocks)
-    calls = [node.target for node in blocks.graph.nodes if node.op == "call_function"]
-    for target, count in (
-        (torch.ops.aten.linear.default, 9),
-        (torch.ops.aten.conv2d.default, 3),
-    ):
-        assert calls.count(target) == count
-        assert seen.count(target) == 1
+
+    assert rule_calls.count(torch.ops.aten.linear.default) == 1
+    assert rule_calls.count(torch.ops.aten.conv2d.default) == 1
+
+
+def test_another_program_uses_the_templates_of_the_first(blocks, rule_calls):
+    compile_to_bytes(blocks)
+
     compile_to_bytes(export(nn.Sequential(Block()), torch.randn(1, 4, 5, 5)))
-    assert (
-        len([target for target in seen if target is torch.ops.aten.linear.default]) == 1
-    )
+
+    assert rule_calls.count(torch.ops.aten.linear.default) == 1
 
 
-def test_templates_keep_no_weights():
+def test_templates_keep_no_weights_alive():
     templates.templates_for.cache_clear()
     module = Block()
     weight = weakref.ref(module.linears[0].weight)
     compile_to_bytes(export(module, torch.randn(1, 4, 5, 5)))
     assert templates.templates_for.cache_info().currsize == 1
+
     del module
     gc.collect()
+
     assert weight() is None
 
 
-class Turned(nn.Module):
-    """``t()`` of a weight is a folded TRANSPOSE, which the rule of ``linear``
-    transposes back: it finds the weight.
-    """
+class TransposedWeights(nn.Module):
+    """Two equal products whose weights are transposed constants."""
 
     def __init__(self):
         super().__init__()
@@ -138,8 +147,8 @@ class Turned(nn.Module):
         return x
 
 
-class Zeros(nn.Module):
-    """0.0 and -0.0 are equal in Python and make different numbers, as 1 and True do."""
+class ZerosOfBothSigns(nn.Module):
+    """0.0 and -0.0 are equal as keys of a dictionary, but give different results."""
 
     def forward(self, x):
         return torch.cat(
@@ -147,8 +156,8 @@ class Zeros(nn.Module):
         )
 
 
-class Same(nn.Module):
-    """One value as two operands is another call than two values of the same type."""
+class RepeatedOperand(nn.Module):
+    """A call with the same operand twice differs from one with two operands."""
 
     def forward(self, x, y):
         return torch.atan2(x, x) + torch.atan2(x, y) + torch.atan2(y, y)
@@ -157,21 +166,23 @@ class Same(nn.Module):
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [
-        (Turned(), (torch.randn(2, 3),)),
-        (Zeros(), (torch.ones(2),)),
-        (Same(), (torch.ones(2), torch.randn(2))),
+        (TransposedWeights(), (torch.randn(2, 3),)),
+        (ZerosOfBothSigns(), (torch.ones(2),)),
+        (RepeatedOperand(), (torch.ones(2), torch.randn(2))),
     ],
-    ids=["weights behind constants", "zeros", "one value twice"],
+    ids=["transposed weights", "zeros of both signs", "repeated operand"],
 )
-def test_similar_layers_compute_their_own_results(module, inputs):
+def test_similar_calls_compute_their_own_results(module, inputs):
     exported = export(module, *inputs)
-    (actual,) = evaluate(compile_program(exported, SPEC), [x.numpy() for x in inputs])
-    torch.testing.assert_close(torch.from_numpy(actual), module(*inputs).detach())
+
+    (result,) = evaluate(compile_program(exported, SPEC), [x.numpy() for x in inputs])
+
+    torch.testing.assert_close(torch.from_numpy(result), module(*inputs).detach())
 
 
-class Rows(nn.Module):
-    """Asks for more rows of a table than there are, so that a use proves that the
-    numbers are smaller than they are.
+class LookupBeyondTable(nn.Module):
+    """Uses the numbers 0 to 19 as indices of 10 rows, so that the lowering concludes
+    wrongly that they are below 10.
     """
 
     def __init__(self):
@@ -182,16 +193,21 @@ class Rows(nn.Module):
         return self.table(torch.arange(20)).sum(0) + x
 
 
-class Scaled(nn.Module):
+class ScaledNumbers(nn.Module):
+    """Uses the same numbers 0 to 19 in a product."""
+
     def forward(self, x):
         return torch.arange(20) * x * 1_000_000
 
 
-def test_proofs_about_shared_numbers_hold_for_one_program():
-    """128 million times 19 is more than int32 holds, 128 million times 9 is not."""
+def test_ranges_derived_in_one_program_do_not_leak_into_another():
+    """A range up to 9, as the first program derives, would make the product fit int32."""
     spec = TosaSpec.parse("TOSA-1.0+FP+INT")
-    compile_program(export(Rows(), torch.zeros(4)), spec)
+    compile_program(export(LookupBeyondTable(), torch.zeros(4)), spec)
+    second = export(ScaledNumbers(), torch.ones(20, dtype=torch.int8))
+
+    # -128 * 19 million to 127 * 19 million
     with pytest.raises(
         Unsupported, match="its int64 result may be from -2432000000 to 2413000000"
     ):
-        compile_program(export(Scaled(), torch.ones(20, dtype=torch.int8)), spec)
+        compile_program(second, spec)

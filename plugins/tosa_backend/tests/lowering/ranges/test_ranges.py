@@ -1,4 +1,4 @@
-"""The range that is told of integers contains what they are."""
+"""The range that the lowering derives for integers contains every element."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from delegraph_tosa.spec import TosaSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+# Operator -> how a builder emits it for two int32 or int64 values [2, 3].
 OPERATORS = {
     "RESHAPE": lambda t, x, y: t.reshape(x, (3, 2)),
     "TRANSPOSE": lambda t, x, y: t.transpose(x, (1, 0)),
@@ -72,7 +73,7 @@ OPERATORS = {
 }
 
 
-def test_every_row_is_tried():
+def test_every_operator_with_a_range_is_tested():
     assert set(OPERATORS) == {operator.__name__ for operator in RANGES}
 
 
@@ -85,27 +86,31 @@ NUMBERS = st.lists(SMALL, min_size=6, max_size=6) | st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(left=NUMBERS, right=NUMBERS, slack=st.integers(0, 5), shift=st.integers(1, 62))
-def test_the_range_of_a_product_that_is_shifted(left, right, slack, shift):
+def test_range_of_a_shifted_product_contains_every_element(left, right, slack, shift):
     builder = Tosa(TosaSpec.parse("TOSA-1.0+FP+INT"))
-    x, y = (_constant(numbers, slack, DType.INT32) for numbers in (left, right))
-    result = builder.mul(x, y, shift=shift)
-    exact = (
-        materialize(x).astype(object) * materialize(y).astype(object)
-        + (1 << (shift - 1))
-    ) >> shift
-    low, high = range_of(result)
-    assert (low <= exact.min() and exact.max() <= high) or (low, high) == INT32
+    x = _constant(left, slack, DType.INT32)
+    y = _constant(right, slack, DType.INT32)
+
+    low, high = range_of(builder.mul(x, y, shift=shift))
+
+    products = materialize(x).astype(object) * materialize(y).astype(object)
+    rounded = (products + (1 << (shift - 1))) >> shift
+    contains_all = low <= rounded.min() and rounded.max() <= high
+    assert contains_all or (low, high) == INT32  # the range of the type
 
 
 @settings(max_examples=30, deadline=None)
 @given(numbers=NUMBERS, slack=st.integers(0, 5), shift=st.integers(0, 31))
-def test_the_range_of_a_shift_that_rounds(numbers, slack, shift):
+def test_range_of_a_rounding_shift_contains_every_element(numbers, slack, shift):
     builder = Tosa(TosaSpec.parse("TOSA-1.0+INT"))
     x = _constant(numbers, slack, DType.INT32)
     result = builder.emit(
         tosa.ARITHMETIC_RIGHT_SHIFT, (x, builder.like(shift, x)), round=True
     )
-    elements, (low, high) = materialize(result), range_of(result)
+
+    low, high = range_of(result)
+
+    elements = materialize(result)
     assert low <= elements.min()
     assert elements.max() <= high
 
@@ -118,25 +123,27 @@ def test_the_range_of_a_shift_that_rounds(numbers, slack, shift):
     slack=st.integers(0, 5),
     dtype=st.sampled_from([DType.INT32, DType.INT64]),
 )
-def test_a_range_holds_every_element(name, left, right, slack, dtype):
+def test_range_of_a_result_contains_every_element(name, left, right, slack, dtype):
     builder = Tosa(TosaSpec.parse("TOSA-1.0+FP+INT"))
     result = OPERATORS[name](
         builder, _constant(left, slack, dtype), _constant(right, slack, dtype)
     )
-    elements, (low, high) = materialize(result), range_of(result)
+
+    low, high = range_of(result)
+
+    elements = materialize(result)
     assert low <= elements.min()
     assert elements.max() <= high
-    assert range_of_type(result.dtype)[0] <= low
-    assert high <= range_of_type(result.dtype)[1]
+    least, most = range_of_type(result.dtype)
+    assert least <= low
+    assert high <= most
 
 
 def _constant(numbers, slack, dtype):
-    """A constant of which only a range is told, that its elements do not fill."""
+    """Return a constant whose recorded range exceeds its elements by ``slack``."""
     array = np.array(numbers, np.int64).astype(ARRAY_DTYPES[dtype]).reshape(2, 3)
-    value, (least, most) = (
-        Value(Type((2, 3), dtype), Literal(array)),
-        range_of_type(dtype),
-    )
+    value = Value(Type((2, 3), dtype), Literal(array))
+    least, most = range_of_type(dtype)
     value.range = (
         max(int(array.min()) - slack, least),
         min(int(array.max()) + slack, most),
