@@ -1,14 +1,19 @@
-"""Calls that also return values inside of a delegate."""
+"""``Observing`` separates the outputs of a delegate from values inside of it."""
 
 import torch
 from delegraph_engines import Observing
 
 
-def test_values_inside_follow_the_outputs():
+def test_results_after_the_outputs_are_values_of_observed_calls():
     def delegate(x):
-        return x + 1, x * 2, x * 3
+        output = x + 1
+        value_of_call_4 = x * 2
+        value_of_call_7 = x * 3
+        return output, value_of_call_4, value_of_call_7
 
-    outputs, inside = Observing(delegate, [4, 7])(torch.ones(2))
+    outputs, values_inside = Observing(delegate, [4, 7])(torch.ones(2))
+
     assert [output.tolist() for output in outputs] == [[2, 2]]
-    values = {call: [v.tolist() for v in found] for call, found in inside.items()}
-    assert values == {4: [[2, 2]], 7: [[3, 3]]}
+    assert values_inside.keys() == {4, 7}
+    assert [value.tolist() for value in values_inside[4]] == [[2, 2]]
+    assert [value.tolist() for value in values_inside[7]] == [[3, 3]]

@@ -1,16 +1,18 @@
-"""``read_properties``, for options with an engine's own names."""
+"""``read_properties`` reads an option such as ``A=1,B=2`` with an engine's names."""
 
 import pytest
 from delegraph.errors import OptionError
 from delegraph_engines import read_properties
 
 
-def test_properties_are_words_and_numbers_of_known_names():
-    assert read_properties("o", " A=1, B = x.y-z ,,", {"A", "B"}) == {
-        "A": "1",
-        "B": "x.y-z",
-    }
-    assert read_properties("o", "", {"A"}) == {}
+def test_spaces_and_empty_items_are_ignored():
+    properties = read_properties("option", " A=1, B = x.y-z ,,", {"A", "B"})
+
+    assert properties == {"A": "1", "B": "x.y-z"}
+
+
+def test_an_empty_text_has_no_properties():
+    assert read_properties("option", "", {"A"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,6 @@ def test_properties_are_words_and_numbers_of_known_names():
         ("A=", "'A'"),
     ],
 )
-def test_other_texts_are_refused(text, reason):
+def test_malformed_or_unknown_properties_are_refused(text, reason):
     with pytest.raises(OptionError, match=reason):
-        read_properties("o", text, {"A"})
+        read_properties("option", text, {"A"})

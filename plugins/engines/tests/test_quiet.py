@@ -1,23 +1,18 @@
-"""Quiet about others' warnings and logs, also in several threads: nobody else's
-warnings go, and none go for good.
-"""
+"""``quietly`` silences warnings and logs of its own thread, and restores them."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import warnings
-from contextlib import ExitStack
 
 import pytest
 from delegraph_engines import quietly
 
 
 @pytest.fixture
-def elsewhere():
-    """A thread that enters ``quietly`` before the test, and leaves it when the test
-    calls what it is given.
-    """
+def leave_other_thread():
+    """Start a thread that is in ``quietly``; yield a function that lets it leave."""
     inside = threading.Event()
     leave = threading.Event()
 
@@ -38,42 +33,52 @@ def elsewhere():
     end()
 
 
-def test_output_is_silenced_only_inside_the_context():
+# In this project's test runs, a warning that is not silenced raises.
+
+
+def test_warnings_are_silenced_only_inside_the_context():
     before = list(warnings.filters)
+
     with quietly():
         with quietly():
             warnings.warn("inner", stacklevel=1)
         warnings.warn("outer", stacklevel=1)
-    with pytest.raises(UserWarning, match="behind"):
-        warnings.warn("behind", stacklevel=1)
+
+    with pytest.raises(UserWarning, match="after"):
+        warnings.warn("after", stacklevel=1)
     assert list(warnings.filters) == before
 
 
-def test_another_thread_warns_as_ever(elsewhere):
+@pytest.mark.usefixtures("leave_other_thread")
+def test_a_quiet_thread_does_not_silence_other_threads():
     with pytest.raises(UserWarning, match="here"):
         warnings.warn("here", stacklevel=1)
 
 
-def test_overlapping_threads_restore_the_original_warning_filters(elsewhere):
-    """As torch's tracers do, another thread catches warnings meanwhile."""
+def test_warnings_return_if_a_thread_leaves_during_catch_warnings(leave_other_thread):
+    """Torch's tracers use ``catch_warnings``, which restores the filters at its end."""
     with warnings.catch_warnings():
-        elsewhere()
-    with pytest.raises(UserWarning, match="behind"):
-        warnings.warn("behind", stacklevel=1)
+        leave_other_thread()
+
+    with pytest.raises(UserWarning, match="after"):
+        warnings.warn("after", stacklevel=1)
+
     with quietly():
         pass
     with pytest.raises(UserWarning, match="later"):
         warnings.warn("later", stacklevel=1)
 
 
-def test_levels_of_the_log_come_back_with_the_last_thread(elsewhere):
+def test_the_last_thread_to_leave_restores_logging(leave_other_thread):
     torchao = logging.getLogger("torchao")
     root = logging.getLogger()
     handlers = list(root.handlers)
-    with ExitStack() as stack:
-        stack.enter_context(quietly())
+
+    with quietly():
         root.addHandler(logging.NullHandler())
-        elsewhere()
-        assert torchao.level == logging.ERROR
+        leave_other_thread()
+        level_while_one_is_left = torchao.level
+
+    assert level_while_one_is_left == logging.ERROR
     assert torchao.level == logging.NOTSET
     assert root.handlers == handlers
