@@ -406,8 +406,8 @@ class LoweredProgram(MethodPrograms):
                 "input-invalid",
                 f"{self._changed[name]}, so the method cannot be compared with eager",
                 hint=(
-                    "verify a program that is lowered without that transform, such as"
-                    " integer_borders or channels_last_borders"
+                    "lower the model without that transform, for example without"
+                    " integer_borders, and verify that program"
                 ),
             )
 

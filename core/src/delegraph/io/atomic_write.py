@@ -117,7 +117,7 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
 
     ``old``: status of the existing target; None if no target exists. If the target has
     several hard links, or another owner than new files get, the content is copied into
-    the target instead. The temporary file does not remain, also after an error. Raises
+    the target instead. The temporary file never remains, even after an error. Raises
     PermissionError if the target must not be written, or another OSError.
     """
     # A rename does not check the target's permissions, so they are checked here. If

@@ -226,8 +226,8 @@ class _Search:
         """
         # Each refusal may change all partitions, so the search then starts again. It
         # ends when the grouping, the backend and the limit of size refuse no more call.
-        # Sizes are checked last, because a call refused for its size is final. A call
-        # that the backend refuses may be decomposed, and its parts delegated.
+        # Sizes are checked last: a call that the backend refuses may be decomposed, a
+        # call that is refused for the size of its partition may not.
         while True:
             parts, kept_out = self._group()
             if kept_out:
@@ -375,7 +375,7 @@ class _Search:
             self.not_decomposed |= seen
 
     def _expect_refusal(self, node: Any, why: Any) -> None:
-        """Raise ContractViolation unless ``why`` refuses an accepted call."""
+        """Raise ContractViolation unless ``node`` is an accepted call and ``why`` a text."""
         is_accepted = node in self._positions and node not in self.refused
         if is_accepted and isinstance(why, str):
             return
@@ -413,10 +413,13 @@ class _Search:
         copied = self._copied_constants()
         needed: set[Node] = set()
         for node in reversed(self.calls):  # users come first
-            if node in copied and any(
-                u in needed or u in self.refused or u.op == "output" for u in node.users
-            ):
-                needed.add(node)
+            if node in copied:
+                used_by_host = any(
+                    u in needed or u in self.refused or u.op == "output"
+                    for u in node.users
+                )
+                if used_by_host:
+                    needed.add(node)
         return needed
 
     def refusals(self, constants_for_host: Iterable[Node]) -> list[Refusal]:

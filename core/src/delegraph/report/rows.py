@@ -286,7 +286,8 @@ class Cause(WithFacts):
     def __str__(self) -> str:
         """Return a line with the operators and the reason, and further lines.
 
-        These have the first source, the remarks and the counts of several operators.
+        The further lines have the first source, the remarks, and the count of each
+        operator if there are several.
         """
         counts = most_frequent(self.operators)
         if len(counts) == 1:
@@ -406,7 +407,8 @@ class ReportOrigin:
     def notation(self, method: str) -> Notation:
         """Return the ``Notation`` of a method's program.
 
-        All calls for a method return the same object, which keeps its tables.
+        All calls for a method return the same object, which keeps its tables. A new
+        Notation costs little, because it fills its tables when they are needed.
         """
         return self._notations.setdefault(
             method, Notation(self.programs[method].graph.nodes)

@@ -123,7 +123,7 @@ def _name_in_program(value: Node) -> str:
 
     ``value``: a node of the lowered program.
     """
-    # the user's program has no cast at a delegate's border: take its operand
+    # take the operand of a cast at a delegate's border: users do not know the cast
     producer = value.all_input_nodes[0] if "boundary" in value.meta else value
     # an output of a delegate is unpacked by ``getitem(call, index)``
     call = unpacked(producer)
@@ -145,11 +145,9 @@ def _names_in_bodies(
     a subgraph.
     """
     for fetch in nodes:
-        body: Any = (
-            getattr(fetch.graph.owning_module, str(fetch.target), None)
-            if fetch.op == "get_attr"
-            else None
-        )
+        if fetch.op != "get_attr":
+            continue
+        body: Any = getattr(fetch.graph.owning_module, str(fetch.target), None)
         if not isinstance(body, GraphModule):
             continue
         names = [n.name for n in body.graph.nodes if n.op == "placeholder"]
