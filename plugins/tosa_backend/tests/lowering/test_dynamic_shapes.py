@@ -1,5 +1,5 @@
-"""Programs whose sizes are known at run time only: one delegate for all sizes, equal to
-eager at each of them.
+"""Programs of dynamic sizes become one delegate that gives the results of eager torch at
+every size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = [(1, 1), (2, 3), (7, 4)]
 N = Dim("n", max=64)
 M = Dim("m", max=64)
 LONG = Dim("long", min=3, max=70)
-"""What a slice or a window takes some elements off."""
+"""A size from which slices and windows may take elements."""
 LENGTH = Dim("length")
 randn = torch.randn
 
@@ -55,8 +55,8 @@ def random_integers(high, *shape):
 
 
 def buckets(distances):
-    """T5's: exact up to 2, then by their logarithms; those of positive distances come
-    after the others.
+    """The buckets of T5's relative positions: exact below 2, then logarithmic. Buckets of
+    positive distances follow those of the others.
     """
     size = distances.abs()
     far = 2 + (torch.log(size.float() / 2) / 2 * 2).to(torch.long)
@@ -66,6 +66,7 @@ def buckets(distances):
 
 ROWS = {0: N}
 BOTH = {0: N, 1: M}
+# Name -> makes the module, makes inputs for sizes n and m, and their dynamic shapes.
 CASES = {
     "relu": (with_modules(torch.relu), lambda n, m: (randn(n, 4),), [ROWS]),
     "softmax": (with_modules(lambda x: x.softmax(-1)), lambda n, m: (randn(n, m),), [BOTH]),
@@ -266,6 +267,11 @@ CASES = {
 
 
 def lower(make, inputs, dynamic, spec=SPEC):
+    """Return a module, and the module lowered for dynamic sizes.
+
+    ``inputs`` makes example inputs for two sizes, and ``dynamic`` has their dynamic
+    shapes.
+    """
     torch.manual_seed(0)
     module = make()
     program = torch.export.export(
@@ -302,16 +308,20 @@ def lower_case(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_delegate_for_all_sizes(name):
-    module, result = lower_case(name)
-    assert len(result.delegates) == 1, result.report
-    assert result.report.host_operators == 0, result.report
-    assert_equals_eager_at_sizes(module, result, CASES[name][1], SIZES)
+    _, make_inputs, _ = CASES[name]
+
+    module, lowered = lower_case(name)
+
+    assert len(lowered.delegates) == 1
+    assert lowered.report.host_operators == 0
+    assert_equals_eager_at_sizes(module, lowered, make_inputs, SIZES)
 
 
-def blob_of(result):
-    return result.delegates[0].processed_bytes
+def file_of(lowered):
+    return lowered.delegates[0].processed_bytes
 
 
+# Cases that run through the reference tools by default.
 JUDGED = ["windows", "batch and index", "statistics"]
 
 
@@ -319,115 +329,125 @@ JUDGED = ["windows", "batch and index", "statistics"]
     "name",
     [n if n in JUDGED else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
 )
-def test_the_reference_tools_agree(name):
-    """tosa-opt takes the file as it is; infer_shapes says all shapes for the reference
-    model, which wants them.
-    """
-    module, result = lower_case(name)
-    reference_tools.check_strictly_for_spec(blob_of(result), TosaSpec.parse(SPEC))
-    args = CASES[name][1](2, 3)
-    names = [value.name for value in read(blob_of(result)).inputs]
-    given = [a.int() if a.dtype is torch.int64 else a for a in args]
-    static = reference_tools.with_resolved_shapes(
-        blob_of(result), {k: list(a.shape) for k, a in zip(names, given, strict=True)}
+def test_reference_model_runs_files_of_dynamic_size(name):
+    _, make_inputs, _ = CASES[name]
+    module, lowered = lower_case(name)
+    file = file_of(lowered)
+    reference_tools.check_strictly_for_spec(file, TosaSpec.parse(SPEC))
+    inputs = make_inputs(2, 3)
+    # Files have no int64 inputs.
+    narrow = [x.int() if x.dtype is torch.int64 else x for x in inputs]
+    shapes = {
+        value.name: list(x.shape)
+        for value, x in zip(read(file).inputs, narrow, strict=True)
+    }
+
+    results = reference_tools.run_reference_model(
+        reference_tools.with_resolved_shapes(file, shapes),
+        [np.ascontiguousarray(x.numpy()) for x in narrow],
     )
-    found = reference_tools.run_reference_model(
-        static, [np.ascontiguousarray(a.numpy()) for a in given]
-    )
-    for mine, theirs in zip(found, tree_leaves(module(*args)), strict=True):
-        assert_close_at_size(
-            torch.from_numpy(mine).to(theirs.dtype), theirs.detach(), (2, 3)
-        )
+
+    for result, expected in zip(results, tree_leaves(module(*inputs)), strict=True):
+        tensor = torch.from_numpy(result).to(expected.dtype)
+        assert_close_at_size(tensor, expected.detach(), (2, 3))
 
 
 @pytest.mark.parametrize("name", ["attention", "views"])
-def test_the_text_form_is_read_back(name):
-    graph = read(blob_of(lower_case(name)[1]))
-    text = render(graph)
-    assert "?" in text
+def test_text_of_dynamic_sizes_reads_back(name):
+    _, lowered = lower_case(name)
+
+    text = render(read(file_of(lowered)))
+
+    assert "?" in text  # a dynamic size
     assert render(parse(text)) == text
 
 
-def test_sizes_that_do_not_go_together_are_the_callers_fault():
-    _, result = lower_case("cat")
-    with pytest.raises(
-        InputError, match=r"\[2, 3\], \[5, 4\] do not go through the program: CONCAT"
-    ):
-        read_and_run(result, randn(2, 3), randn(5, 4))
-    with pytest.raises(
-        InputError,
-        match=r"input 0 \(.*\): float32 \[.*\] is wanted, float32 \[2\] was given",
-    ):
-        read_and_run(result, randn(2), randn(2, 4))
-    with pytest.raises(InputError, match=r"float32 \[0, 3\] was given"):
-        read_and_run(result, randn(0, 3), randn(0, 4))
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        (
+            (randn(2, 3), randn(5, 4)),
+            r"\[2, 3\], \[5, 4\] do not go through the program: CONCAT",
+        ),
+        (
+            (randn(2), randn(2, 4)),
+            r"input 0 \(.*\): float32 \[.*\] is wanted, float32 \[2\] was given",
+        ),
+        ((randn(0, 3), randn(0, 4)), r"float32 \[0, 3\] was given"),
+    ],
+    ids=["sizes differ", "rank", "empty"],
+)
+def test_inputs_of_wrong_sizes_are_refused(inputs, text):
+    _, lowered = lower_case("cat")
+    run = TOSARuntime.load(file_of(lowered), [], {})
+
+    with pytest.raises(InputError, match=text):
+        run(*inputs)
 
 
-def read_and_run(result, *inputs):
-    return TOSARuntime.load(blob_of(result), [], {})(*inputs)
-
-
-# ---- what is refused
+# ---- refusals
 
 
 def refusals_of(function, inputs, dynamic, spec=SPEC):
-    _, result = lower(with_modules(function), lambda n, m: inputs, dynamic, spec)
-    return [
-        (refusal.operator, str(refusal.reason)) for refusal in result.report.refusals
-    ]
+    """Lower a function and return operator -> reason of its refusals."""
+    _, lowered = lower(with_modules(function), lambda n, m: inputs, dynamic, spec)
+    return {
+        refusal.operator: str(refusal.reason) for refusal in lowered.report.refusals
+    }
 
 
-def test_tosa_1_0_wants_sizes_at_compile_time():
-    found = refusals_of(torch.relu, (randn(3, 4),), [ROWS], "TOSA-1.0+FP+INT")
-    assert [operator for operator, _ in found] == ["aten.relu.default"]
-    assert found[0][1].endswith("TOSA 1.0 needs every size at compile time")
+def test_dynamic_sizes_are_refused_for_tosa_1_0():
+    refusals = refusals_of(torch.relu, (randn(3, 4),), [ROWS], "TOSA-1.0+FP+INT")
+
+    assert refusals.keys() == {"aten.relu.default"}
+    reason = refusals["aten.relu.default"]
+    assert reason.endswith("TOSA 1.0 needs every size at compile time")
 
 
 def test_only_size_computations_need_the_shape_extension():
-    found = refusals_of(
+    refusals = refusals_of(
         lambda x: x.relu().flatten(1), (randn(3, 4, 2),), [BOTH], "TOSA-1.1+FP+INT"
     )
-    assert [operator for operator, _ in found] == ["aten.flatten.using_ints"]
-    assert "EXT-SHAPE of TOSA 1.1" in found[0][1]
+
+    assert refusals.keys() == {"aten.flatten.using_ints"}
+    assert "EXT-SHAPE of TOSA 1.1" in refusals["aten.flatten.using_ints"]
 
 
-def test_operators_that_depend_on_the_size_are_refused():
-    found = dict(
-        refusals_of(lambda x: (x.squeeze(0), x.unbind(1)), (randn(3, 4),), [ROWS])
+def test_squeeze_of_a_dynamic_size_is_refused():
+    """The rank of the result would depend on the size."""
+    refusals = refusals_of(
+        lambda x: (x.squeeze(0), x.unbind(1)), (randn(3, 4),), [ROWS]
     )
-    assert "is dropped is known at run time only" in found["aten.squeeze.dim"]
+
+    assert "is dropped is known at run time only" in refusals["aten.squeeze.dim"]
 
 
 @pytest.mark.parametrize(("scale", "length"), [(1.7, 10), (2.3, 70)])
-def test_a_scaled_size_is_rounded_as_torch_rounds_it(scale, length):
-    """In float64 10 * 1.7 is 17, and 70 * 2.3 is less than 161. What no whole numbers
-    give stays on the host.
-    """
-    inputs = lambda n, m: (randn(1, 2, n * m),)
-    assert_equals_eager_at_sizes(
-        *lower(
-            with_modules(lambda x: F.interpolate(x, scale_factor=scale)),
-            inputs,
-            [{2: LONG}],
-        ),
-        inputs,
-        [(length, 1)],
-    )
+def test_scaled_sizes_round_as_in_torch(scale, length):
+    """In float64, 10 * 1.7 is exactly 17, but 70 * 2.3 is slightly less than 161."""
+    make_inputs = lambda n, m: (randn(1, 2, n * m),)
+    make = with_modules(lambda x: F.interpolate(x, scale_factor=scale))
+
+    module, lowered = lower(make, make_inputs, [{2: LONG}])
+
+    assert_equals_eager_at_sizes(module, lowered, make_inputs, [(length, 1)])
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
-def test_a_ratio_of_sizes_is_rounded_as_torch_rounds_it(mode):
-    """82 / 41 is 2, and 82 * (1 / 41) is less in fp32: another element would be the
-    nearest.
+def test_ratios_of_sizes_round_as_in_torch(mode):
+    """82 / 41 is 2, but 82 * (1 / 41) is less than 2 in fp32 and selects another
+    element.
     """
-    inputs = lambda n, m: (randn(1, 1, n, 3), randn(m))
+    make_inputs = lambda n, m: (randn(1, 1, n, 3), randn(m))
     make = with_modules(lambda x, y: F.interpolate(x, size=(y.shape[0], 3), mode=mode))
     dynamic = [{2: Dim("n", max=400)}, {0: Dim("m", max=400)}]
-    module, result = lower(make, inputs, dynamic)
+
+    module, lowered = lower(make, make_inputs, dynamic)
+
     assert_equals_eager_at_sizes(
         module,
-        result,
-        inputs,
+        lowered,
+        make_inputs,
         [(82, 41), (41, 41), (287, 41), (22, 41), (170, 211), (13, 221), (399, 57)],
     )
 
@@ -448,62 +468,58 @@ def test_a_ratio_of_sizes_is_rounded_as_torch_rounds_it(mode):
     ],
     ids=["antialias", "arange", "squeeze", "power"],
 )
-def test_a_refusal_names_a_way_out(function, hint):
-    _, result = lower(
+def test_refusal_has_a_hint_with_an_alternative(function, hint):
+    _, lowered = lower(
         with_modules(function),
         lambda n, m: (randn(1, 2, 6, 4),),
         [{2: 2 * Dim("half", max=16)}],
     )
-    assert any(hint in cause.hint for cause in result.report.causes), result.report
+
+    assert any(hint in cause.hint for cause in lowered.report.causes)
 
 
 def test_numbers_that_tosa_cannot_derive_from_sizes_are_refused():
-    found = dict(
-        refusals_of(lambda x: x * abs(x.shape[0] * 0.5 - 3.5), (randn(3, 4),), [ROWS])
+    refusals = refusals_of(
+        lambda x: x * abs(x.shape[0] * 0.5 - 3.5), (randn(3, 4),), [ROWS]
     )
-    assert "a number that is known at run time only" in found["aten.mul.Tensor"]
+
+    assert "a number that is known at run time only" in refusals["aten.mul.Tensor"]
 
 
-def test_a_product_of_sizes_and_a_fraction_stays_on_the_host():
-    found = dict(
-        refusals_of(
-            lambda x: x.new_zeros((torch.sym_int(x.shape[0] * 0.5 * x.shape[1]),)),
-            (randn(3, 4),),
-            [BOTH],
-        )
+def test_fractions_of_products_of_sizes_stay_on_the_host():
+    refusals = refusals_of(
+        lambda x: x.new_zeros((torch.sym_int(x.shape[0] * 0.5 * x.shape[1]),)),
+        (randn(3, 4),),
+        [BOTH],
     )
-    assert "no input has the size" in found["aten.new_zeros.default"]
+
+    assert "no input has the size" in refusals["aten.new_zeros.default"]
 
 
 def test_sizes_missing_in_the_operands_are_refused():
-    """After the host's operator nothing tells how many rows y had, of which the product
-    makes its sum.
+    """i1 runs on the host, so the product's delegate never sees y, and y alone has the
+    size over which the product sums.
     """
 
     def gram(x, y):
         z = torch.special.i1(y.reshape(x.shape[0], -1))
         return z @ z.t()
 
-    found = refusals_of(
+    refusals = refusals_of(
         gram, (randn(3, 4), randn(6, 5)), [{0: Dim.AUTO}, {0: Dim.AUTO}]
     )
-    assert "no input has the size" in dict(found)["aten.matmul.default"]
+
+    assert "no input has the size" in refusals["aten.matmul.default"]
 
 
-# ---- a decoder's int32 ids alone tell the sizes, under FP alone as well
-
-
-def test_sizes_are_read_from_operands_of_the_profile():
+def test_float_profile_reads_sizes_from_int32_token_ids():
+    """The float profile has no integer arithmetic, so the ids must be cast first."""
+    make_inputs = lambda n, m: (random_integers(10, n, m).int(),)
     make = with_modules(lambda w, i: w(i).sum(1), nn.Embedding(10, 4))
-    module, result = lower(
-        make,
-        lambda n, m: (random_integers(10, n, m).int(),),
-        [BOTH],
-        "TOSA-1.1+FP+shape",
-    )
-    assert len(result.delegates) == 1, result.report
-    assert result.report.host_operators == 0, result.report
-    assert_equals_eager_at_sizes(
-        module, result, lambda n, m: (random_integers(10, n, m).int(),), SIZES
-    )
-    assert "CAST" in {op.name for op in read(blob_of(result)).operators}
+
+    module, lowered = lower(make, make_inputs, [BOTH], "TOSA-1.1+FP+shape")
+
+    assert len(lowered.delegates) == 1
+    assert lowered.report.host_operators == 0
+    assert_equals_eager_at_sizes(module, lowered, make_inputs, SIZES)
+    assert "CAST" in {op.name for op in read(file_of(lowered)).operators}

@@ -1,5 +1,5 @@
-"""Programs on float8_e4m3fn and float8_e5m2: one delegate, the bits of eager, files
-that both judges take.
+"""Programs on float8_e4m3fn and float8_e5m2 become one delegate with the results of eager
+torch, and files that the reference tools accept.
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ _LARGE = (
     torch.nan,
 )
 NUMBERS = torch.tensor([*_TINY, *_LARGE])
-"""Ties, subnormal numbers, what is beyond the largest of a type, infinities and NaN."""
+"""Rounding ties, subnormal numbers, numbers beyond the largest, infinities and NaN."""
 
 
 def all_elements_of(dtype):
-    """All 256 elements of a type."""
     return torch.arange(256, dtype=torch.uint8).view(dtype)
 
 
@@ -73,7 +72,7 @@ def operator_names(program):
 
 
 def assert_equal_bits(found, wanted):
-    """The same type and elements, also the sign of 0; any NaN equals any."""
+    """Compare types and elements, and signs of zeros; every NaN equals every other."""
     assert found.dtype is wanted.dtype
     assert found.shape == wanted.shape
     found = found.double()
@@ -85,7 +84,9 @@ def assert_equal_bits(found, wanted):
 
 
 def assert_lowers_as_eager(function, *inputs):
-    """One delegate, which computes what eager does; the operators."""
+    """Check that a function becomes one legal delegate that equals eager, and return the
+    names of its operators.
+    """
     program = lower(function, *inputs)
     assert not [
         node
@@ -100,33 +101,68 @@ def assert_lowers_as_eager(function, *inputs):
     return operator_names(program)
 
 
+FLOATS = pytest.mark.parametrize(
+    "other", [torch.float32, torch.float16, torch.bfloat16], ids=str
+)
+
+
 @TYPES
-def test_casts_of_float8_equal_eager(dtype):
-    for kind in (torch.float32, torch.float16, torch.bfloat16):
-        # of what is too large, CAST may make anything
-        clamps = ["CLAMP"] * (dtype is E4)
-        assert assert_lowers_as_eager(lambda x: x.to(dtype), NUMBERS.to(kind)) == [
-            *clamps,
-            "CAST",
-        ]
-        assert assert_lowers_as_eager(
-            lambda x, kind=kind: x.to(kind), all_elements_of(dtype)
-        ) == ["CAST"]
-    assert_lowers_as_eager(
-        lambda x: x.to(E5 if dtype is E4 else E4), all_elements_of(dtype)
-    )
+@FLOATS
+def test_casts_to_float8_equal_eager(dtype, other):
+    operators = assert_lowers_as_eager(lambda x: x.to(dtype), NUMBERS.to(other))
+
+    # The specification leaves open how CAST to e4m3 converts numbers that are too large.
+    assert operators == (["CLAMP", "CAST"] if dtype is E4 else ["CAST"])
+
+
+@TYPES
+@FLOATS
+def test_casts_from_float8_equal_eager(dtype, other):
+    operators = assert_lowers_as_eager(lambda x: x.to(other), all_elements_of(dtype))
+
+    assert operators == ["CAST"]
+
+
+@pytest.mark.parametrize(("dtype", "other"), [(E4, E5), (E5, E4)])
+def test_casts_between_float8_types_equal_eager(dtype, other):
+    assert_lowers_as_eager(lambda x: x.to(other), all_elements_of(dtype))
+
+
+@TYPES
+def test_casts_from_float8_to_bool_equal_eager(dtype):
     assert_lowers_as_eager(lambda x: x.to(torch.bool), all_elements_of(dtype))
-    assert_lowers_as_eager(
-        lambda x: x.to(dtype), torch.arange(-600, 600, 7, dtype=torch.int32)
-    )
+
+
+@TYPES
+def test_casts_from_integers_to_float8_equal_eager(dtype):
+    integers = torch.arange(-600, 600, 7, dtype=torch.int32)
+
+    assert_lowers_as_eager(lambda x: x.to(dtype), integers)
+
+
+@TYPES
+def test_casts_from_bool_to_float8_equal_eager(dtype):
     assert_lowers_as_eager(lambda x: x.to(dtype), torch.tensor([True, False]))
-    finite = torch.linspace(-448, 448, 57).to(dtype)
-    assert_lowers_as_eager(lambda x: x.to(torch.int32), finite)
+
+
+def finite_elements_of(dtype):
+    return torch.linspace(-448, 448, 57).to(dtype)
+
+
+@TYPES
+def test_casts_from_float8_to_integers_equal_eager(dtype):
+    assert_lowers_as_eager(lambda x: x.to(torch.int32), finite_elements_of(dtype))
+
+
+@TYPES
+def test_type_as_and_copy_of_float8_equal_eager(dtype):
+    finite = finite_elements_of(dtype)
+
     assert_lowers_as_eager(lambda x, y: x.type_as(y), torch.linspace(-9, 9, 7), finite)
-    copy = torch.ops.aten.copy.default
-    assert_lowers_as_eager(copy, torch.zeros(57), finite)
+    assert_lowers_as_eager(torch.ops.aten.copy.default, torch.zeros(57), finite)
 
 
+# Name -> function, and the operators that it becomes (None if any will do).
 MOVES = {
     "view": (lambda x: x.view(8, 36).t(), ["RESHAPE", "TRANSPOSE"]),
     "permute": (lambda x: x[:, 1:3].permute(0, 2, 3, 1), ["SLICE", "TRANSPOSE"]),
@@ -155,14 +191,16 @@ MOVES = {
 
 @pytest.mark.parametrize("case", MOVES)
 @TYPES
-def test_moves_are_of_fp8(dtype, case):
+def test_data_movement_never_leaves_float8(dtype, case):
     function, expected = MOVES[case]
-    x = torch.cat([all_elements_of(dtype), all_elements_of(dtype)[:32]]).reshape(
-        2, 4, 6, 6
-    )
-    found = assert_lowers_as_eager(function, x)
-    assert not {"CAST", "CLAMP", "SELECT"} & set(found)
-    assert expected is None or found == expected
+    elements = all_elements_of(dtype)
+    x = torch.cat([elements, elements[:32]]).reshape(2, 4, 6, 6)
+
+    operators = assert_lowers_as_eager(function, x)
+
+    assert {"CAST", "CLAMP", "SELECT"}.isdisjoint(operators)
+    if expected is not None:
+        assert operators == expected
 
 
 COMPUTED = {
@@ -180,7 +218,7 @@ COMPUTED = {
 
 @pytest.mark.parametrize("case", COMPUTED)
 @TYPES
-def test_the_rest_is_computed_in_fp32_and_rounded_once(dtype, case):
+def test_arithmetic_on_float8_equals_eager(dtype, case):
     x = all_elements_of(dtype)
     if case == "mm":
         x = torch.linspace(-3, 3, 256).to(dtype)
@@ -188,8 +226,8 @@ def test_the_rest_is_computed_in_fp32_and_rounded_once(dtype, case):
 
 
 @TYPES
-def test_the_reference_model_computes_the_same(dtype):
-    """It has no arrays of fp8, so programs begin and end in fp32."""
+def test_reference_model_computes_float8_as_eager(dtype):
+    """The model takes no fp8 arrays, so the program begins and ends in fp32."""
 
     def program(x, y):
         x = x.to(dtype)
@@ -197,15 +235,19 @@ def test_the_reference_model_computes_the_same(dtype):
         both = torch.cat([x.view(3, 9), (x * y).view(3, 9).roll(1, 1)])
         return F.pad(both[torch.tensor([5, 0, 2])], (1, 0), value=0.3).float()
 
-    inputs = NUMBERS, NUMBERS.roll(5)
+    inputs = (NUMBERS, NUMBERS.roll(5))
     (delegate,) = lower(program, *inputs).delegates
-    blob = bytes(delegate.processed_bytes)
-    reference_tools.check_strictly_for_spec(blob, TosaSpec.parse(SPEC))
-    (found,) = reference_tools.run_reference_model(blob, [x.numpy() for x in inputs])
-    assert_equal_bits(torch.from_numpy(found), program(*inputs))
+    file = bytes(delegate.processed_bytes)
+    reference_tools.check_strictly_for_spec(file, TosaSpec.parse(SPEC))
+
+    (result,) = reference_tools.run_reference_model(file, [x.numpy() for x in inputs])
+
+    assert_equal_bits(torch.from_numpy(result), program(*inputs))
 
 
 def scaled_product(scale_a, scale_b, out, bias=None, fast=False):
+    """Return a function that calls ``torch._scaled_mm`` with these arguments."""
+
     def function(x, w):
         given = torch.tensor(scale_a), torch.tensor(scale_b)
         return torch._scaled_mm(
@@ -228,33 +270,29 @@ def random_operands(left=E4, right=E4):
     [(0.3, 0.7), (1.0, 1.0), ([[0.5]] * 16, [[0.25] * 24])],
     ids=["of tensors", "1", "of rows"],
 )
-def test_scaled_products_are_added_up_in_fp32(scales, out):
-    bias = torch.linspace(-1, 1, 24)
-    for given in (random_operands(), random_operands(E5)):
-        function = scaled_product(*scales, out, bias)
-        program = lower(function, *given)
-        found = program(*given)
-        expected = function(*given)
-        assert found.dtype is expected.dtype
-        # sums in another order: where that is between two results, one step of the
-        # result's type
-        assert torch.allclose(
-            found.float(),
-            expected.float(),
-            rtol=torch.finfo(expected.dtype).eps,
-            atol=1e-6,
-        )
-        assert operator_names(program).count("MUL") == (
-            0 if scales == (1.0, 1.0) else 2
-        )
-        (delegate,) = program.delegates
-        reference_tools.check_strictly_for_spec(
-            bytes(delegate.processed_bytes), TosaSpec.parse(SPEC)
-        )
+@pytest.mark.parametrize("left", [E4, E5], ids=["e4m3", "e5m2"])
+def test_scaled_products_equal_eager(scales, out, left):
+    operands = random_operands(left)
+    function = scaled_product(*scales, out, bias=torch.linspace(-1, 1, 24))
+
+    program = lower(function, *operands)
+
+    result = program(*operands)
+    expected = function(*operands)
+    assert result.dtype is expected.dtype
+    # Sums in another order may round to the next number of the result's type.
+    one_step = torch.finfo(expected.dtype).eps
+    assert torch.allclose(result.float(), expected.float(), rtol=one_step, atol=1e-6)
+    multiplications = 0 if scales == (1.0, 1.0) else 2
+    assert operator_names(program).count("MUL") == multiplications
+    (delegate,) = program.delegates
+    reference_tools.check_strictly_for_spec(
+        bytes(delegate.processed_bytes), TosaSpec.parse(SPEC)
+    )
 
 
-def test_large_products_do_not_overflow():
-    """As fp16 would, which is what TOSA's product of fp8 adds up in."""
+def test_sums_of_large_products_do_not_overflow():
+    """TOSA's own product of fp8 sums in fp16, which would overflow."""
     x = torch.full((2, 64), 448.0).to(E4)
     w = torch.full((3, 64), 448.0).to(E4)
     function = scaled_product(2.0**-10, 2.0**-10, torch.float16)
@@ -263,27 +301,45 @@ def test_large_products_do_not_overflow():
     assert lowered.isfinite().all()
 
 
-def test_products_that_may_be_less_exact_are_of_fp8():
-    x, w = random_operands()
-    function = scaled_product(1.0, 1.0, torch.float16, fast=True)
-    assert assert_lowers_as_eager(function, x, w).count("CAST") == 0
-    program = lower(lambda x, w: function(x.to(E4), w.to(E4)), x.float(), w.float())
+FAST_PRODUCT = scaled_product(1.0, 1.0, torch.float16, fast=True)
+
+
+def test_fast_products_multiply_float8_without_casts():
+    operators = assert_lowers_as_eager(FAST_PRODUCT, *random_operands())
+
+    assert "CAST" not in operators
+
+
+def test_reference_model_computes_fast_products_of_float8():
+    """The model takes no fp8 arrays, so the program begins in fp32."""
+    x, w = (operand.float() for operand in random_operands())
+    program = lower(lambda x, w: FAST_PRODUCT(x.to(E4), w.to(E4)), x, w)
     (delegate,) = program.delegates
-    (found,) = reference_tools.run_reference_model(
-        bytes(delegate.processed_bytes), [x.float().numpy(), w.float().numpy()]
+
+    (result,) = reference_tools.run_reference_model(
+        bytes(delegate.processed_bytes), [x.numpy(), w.numpy()]
     )
-    assert np.abs(found - (x.float() @ w.float().t()).numpy()).max() < 32 * 2.0**-10
-    for out, left, scale, bias in (
-        *(
-            (torch.bfloat16, E4, 1.0, None),
-            (torch.float16, E5, 1.0, None),
-            (torch.float16, E4, 0.5, None),
-        ),
+
+    # Each of 32 sums rounds to fp16.
+    assert np.abs(result - (x @ w.t()).numpy()).max() < 32 * 2.0**-10
+
+
+@pytest.mark.parametrize(
+    ("out", "left", "scale", "bias"),
+    [
+        (torch.bfloat16, E4, 1.0, None),
+        (torch.float16, E5, 1.0, None),
+        (torch.float16, E4, 0.5, None),
         (torch.float16, E4, 1.0, torch.ones(24)),
-    ):
-        given = random_operands(left)
-        lowered = lower(scaled_product(1.0, scale, out, bias, fast=True), *given)
-        assert "CAST" in operator_names(lowered)
+    ],
+    ids=["result of bf16", "mixed operands", "scale", "bias"],
+)
+def test_fast_products_that_tosa_lacks_compute_in_fp32(out, left, scale, bias):
+    function = scaled_product(1.0, scale, out, bias, fast=True)
+
+    lowered = lower(function, *random_operands(left))
+
+    assert "CAST" in operator_names(lowered)
 
 
 class Layer(torch.nn.Module):
@@ -302,17 +358,20 @@ class Layer(torch.nn.Module):
         )
 
 
-def test_weights_stay_of_8_bits():
+def test_weights_of_float8_are_stored_in_8_bits():
     torch.manual_seed(0)
     layer = Layer()
     x = torch.randn(5, 256)
+
     program = lower(lambda x: layer(x).float(), x)
+
     (delegate,) = program.delegates
-    assert 64 * 256 < len(bytes(delegate.processed_bytes)) < 64 * 256 + 4096
+    weight_bytes = 64 * 256
+    assert weight_bytes < len(bytes(delegate.processed_bytes)) < weight_bytes + 4096
     assert torch.allclose(program(x), layer(x).float(), rtol=2.0**-3, atol=2.0**-9)
 
 
-def test_scales_of_results_and_of_blocks_stay():
+def test_products_with_a_scale_of_the_result_run_on_the_host():
     x, w = random_operands()
     one = torch.tensor(1.0)
 
@@ -321,35 +380,40 @@ def test_scales_of_results_and_of_blocks_stay():
             x, w, one, one, scale_result=torch.tensor(2.0), out_dtype=E4
         )
 
-    w = w.t()
-    program = lower(function, x, w)
+    program = lower(function, x, w.t())
+
     assert not program.delegates
     assert "scales of results" in str(program.report)
-    assert_equal_bits(program(x, w), function(x, w))
+    assert_equal_bits(program(x, w.t()), function(x, w.t()))
 
 
-def test_missing_float8_extensions_are_named():
+def test_report_names_the_missing_float8_extension():
     program = lower(lambda x: x.to(E4).float(), NUMBERS, spec="TOSA-1.0+FP")
     assert "TOSA-1.0+FP+fp8e4m3" in str(program.report)
     assert_equal_bits(program(NUMBERS), NUMBERS.to(E4).float())
 
 
-def test_delegates_refuse_inputs_of_other_types():
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(3).to(E5), torch.zeros(3).byte(), torch.zeros(3)], ids=str
+)
+def test_delegates_refuse_inputs_of_other_types(wrong):
     x = torch.zeros(3).to(E4)
     program = lower(lambda x: x.float(), x)
     (delegate,) = program.delegates
-    call = TOSARuntime.load(bytes(delegate.processed_bytes), (), {})
-    assert torch.equal(call(x)[0], torch.zeros(3))
-    for wrong in (x.to(E5), x.view(torch.uint8), x.float()):
-        with pytest.raises(delegraph.errors.InputError, match="float8_e4m3fn"):
-            call(wrong)
+    run = TOSARuntime.load(bytes(delegate.processed_bytes), (), {})
+    assert torch.equal(run(x)[0], torch.zeros(3))
+
+    with pytest.raises(delegraph.errors.InputError, match="float8_e4m3fn"):
+        run(wrong)
 
 
 def test_returned_views_do_not_share_memory_of_inputs():
     x = all_elements_of(E4).reshape(16, 16)
     program = lower(lambda x: (x.t(), x), x.t())
-    found = program(x.t())
-    for result, expected in zip(found, (x, x.t()), strict=True):
-        assert_equal_bits(result, expected)
-    found[0].view(torch.uint8).zero_()
+    transposed, same = program(x.t())
+    assert_equal_bits(transposed, x)
+    assert_equal_bits(same, x.t())
+
+    transposed.view(torch.uint8).zero_()
+
     assert_equal_bits(x, all_elements_of(E4).reshape(16, 16))

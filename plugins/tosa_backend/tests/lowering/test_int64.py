@@ -1,6 +1,4 @@
-"""int64: what provably fits runs as int32 and is cast at the border, nowhere else; the
-rest is refused.
-"""
+"""int64 values that provably fit run as int32 in a delegate; the others stay on the host."""
 
 from __future__ import annotations
 
@@ -17,6 +15,8 @@ LARGE = 2**40
 
 
 class Program(nn.Module):
+    """A module that calls a function of itself, for its buffers, and of its inputs."""
+
     def __init__(self, function, **buffers):
         super().__init__()
         self.function = function
@@ -28,6 +28,7 @@ class Program(nn.Module):
 
 
 def lower(function, *inputs, spec="TOSA-1.0+FP+INT", **buffers):
+    """Return the module of a function, and the module lowered."""
     module = Program(function, **buffers).eval()
     return module, delegraph.lower(
         module, inputs, backends=["tosa"], options={"tosa": {"spec": spec}}
@@ -35,6 +36,7 @@ def lower(function, *inputs, spec="TOSA-1.0+FP+INT", **buffers):
 
 
 def refusal_reasons(lowered):
+    """Operator -> reason of the refusals in the report."""
     return {refusal.operator: refusal.reason for refusal in lowered.report.refusals}
 
 
@@ -79,41 +81,35 @@ WHOLE = {
     [(name, "TOSA-1.0+FP+INT") for name in WHOLE]
     + [(n, "TOSA-1.0+FP") for n in WHOLE if n != "bits"],
 )
-def test_int64_programs_are_one_delegate(name, spec):
-    """PRO-FP alone neither moves nor compares integers: what fp32 holds exactly runs as
-    such.
-    """
+def test_programs_on_token_ids_become_one_delegate(name, spec):
+    """PRO-FP neither moves nor compares integers; they run as fp32 if that is exact."""
     module, lowered = lower(
         WHOLE[name], IDS, spec=spec, table=TABLE, positions=torch.arange(8)[None]
     )
-    assert lowered.report.host_operators == 0, lowered.report
-    (row,) = lowered.report.delegates
-    assert [str(value) for value in row.inputs] == ["args_0: int32[1, 3]"]
-    assert all("int64" not in str(output) for output in row.outputs)
-    found = lowered(IDS)
-    expected = module(IDS)
-    for mine, theirs in zip(
-        *(r if isinstance(r, tuple) else (r,) for r in (found, expected)), strict=True
-    ):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+    assert lowered.report.host_operators == 0
+    (delegate,) = lowered.report.delegates
+    assert [str(value) for value in delegate.inputs] == ["args_0: int32[1, 3]"]
+    assert all("int64" not in str(output) for output in delegate.outputs)
+    torch.testing.assert_close(lowered(IDS), module(IDS), rtol=0, atol=0)
 
 
 def test_int64_values_that_may_not_fit_are_refused():
     def forward(m, x):
         return x + 1, x.relu(), x > 0
 
-    module, lowered = lower(forward, torch.tensor([LARGE, -LARGE]))
+    x = torch.tensor([LARGE, -LARGE])
+
+    module, lowered = lower(forward, x)
+
     assert not lowered.delegates
     assert set(refusal_reasons(lowered).values()) == {
         "the input args_0: an int64 that is not known to fit into 32 bits"
     }
-    for found, expected in zip(
-        lowered(torch.tensor([LARGE, 1])), module(torch.tensor([LARGE, 1])), strict=True
-    ):
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(lowered(x), module(x))
 
 
-def test_a_result_that_may_not_fit_is_left_out():
+def test_operators_whose_result_may_not_fit_run_on_the_host():
     module, lowered = lower(
         lambda m, ids: (F.embedding(ids, m.table), ids * 2**30), IDS, table=TABLE
     )
@@ -123,31 +119,37 @@ def test_a_result_that_may_not_fit_is_left_out():
 
 
 @pytest.mark.parametrize(
-    ("factor", "left"), [(2**20, []), (2**21, ["aten.flip.default"])]
+    ("factor", "host_operators"),
+    [
+        (2**20, []),  # 9 * 2**20 is below 2**24
+        (2**21, ["aten.flip.default"]),  # 9 * 2**21 is above
+    ],
 )
-def test_without_pro_int_24_bits_are_the_limit(factor, left):
+def test_float_profile_limits_integers_to_24_bits(factor, host_operators):
     forward = lambda m, ids: (
         F.embedding(ids, m.table),
         (ids * factor).flip(1),
     )
+
     module, lowered = lower(forward, IDS, spec="TOSA-1.0+FP", table=TABLE)
-    assert list(refusal_reasons(lowered)) == left
+
+    assert list(refusal_reasons(lowered)) == host_operators
     torch.testing.assert_close(lowered(IDS)[1], module(IDS)[1])
 
 
-def test_large_constants_fold_and_are_refused_otherwise():
+def test_large_constants_are_refused_unless_they_fold():
     both = lambda m, ids: (
         F.embedding(ids, m.table) + (m.large >> 38).float(),
         ids + m.large,
     )
+
     module, lowered = lower(both, IDS, table=TABLE, large=torch.tensor(LARGE))
+
     assert "aten.add.Tensor" in refusal_reasons(lowered)
-    for found, expected in zip(lowered(IDS), module(IDS), strict=True):
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(lowered(IDS), module(IDS))
 
 
-def test_operators_that_read_only_the_type_are_supported():
-    """No element of the int64 is read, so none has to fit."""
+def test_operators_that_read_no_elements_accept_any_int64():
     module, lowered = lower(
         lambda m, x: torch.zeros_like(x, dtype=torch.float32) + 1, IDS
     )
@@ -155,50 +157,63 @@ def test_operators_that_read_only_the_type_are_supported():
     torch.testing.assert_close(lowered(IDS + LARGE), module(IDS + LARGE))
 
 
-def test_bounds_are_those_of_sums_with_rows_of_numbers():
-    """x + 0 .. 2 is an index below 10, so x is between -2 (for the last number) and 7
-    (for the first one).
-    """
-    forward = lambda m, x: (
-        F.embedding(x + torch.arange(3), m.table),
-        x * 2**28,
-    )
-    module, lowered = lower(forward, IDS[:, :1], table=TABLE)
+def looked_up_at_offsets_and_scaled(m, x):
+    """x + 2 is an index of the table, so x is less than the number of rows."""
+    return F.embedding(x + torch.arange(3), m.table), x * 2**28
+
+
+def test_use_of_a_sum_as_index_bounds_its_operand():
+    """x is at most 7 for a table of 10 rows, and 7 * 2**28 fits int32."""
+    _, lowered = lower(looked_up_at_offsets_and_scaled, IDS[:, :1], table=TABLE)
+
     assert lowered.report.host_operators == 0
-    module, lowered = lower(forward, IDS[:, :1], table=torch.cat([TABLE, TABLE]))
-    assert list(refusal_reasons(lowered)) == ["aten.mul.Tensor"]
-    torch.testing.assert_close(lowered(IDS[:, :1]), module(IDS[:, :1]))
 
 
-@pytest.mark.parametrize(("factor", "proven"), [(1, True), (2**62, False)])
-def test_bounds_are_those_of_sums_with_products_of_truth_values(factor, proven):
-    """x + 0 or 4 is an index below 10. A product that wraps around says nothing: x +
-    2^64 is x.
-    """
-    forward = lambda m, x, y: (
-        F.embedding(x + (y > 0) * factor * 4, m.table),
-        x * 2,
+def test_a_larger_table_bounds_the_operand_less():
+    """x is at most 17 for a table of 20 rows, and 17 * 2**28 does not fit int32."""
+    x = IDS[:, :1]
+
+    module, lowered = lower(
+        looked_up_at_offsets_and_scaled, x, table=torch.cat([TABLE, TABLE])
     )
+
+    assert list(refusal_reasons(lowered)) == ["aten.mul.Tensor"]
+    torch.testing.assert_close(lowered(x), module(x))
+
+
+def test_use_of_a_sum_with_a_masked_number_as_index_bounds_its_operand():
+    """x + 0 and x + 4 are indices below 10."""
+    forward = lambda m, x, y: (F.embedding(x + (y > 0) * 4, m.table), x * 2)
+
     _, lowered = lower(forward, IDS, IDS.float(), table=TABLE)
-    assert ("aten.mul.Tensor" not in refusal_reasons(lowered)) == proven, lowered.report
+
+    assert "aten.mul.Tensor" not in refusal_reasons(lowered)
 
 
-def test_wrapping_casts_prove_no_range():
-    """2^32 + 1 is 1 in 32 bits: the table says nothing of the int64."""
+def test_sums_with_numbers_that_wrap_around_bound_nothing():
+    """2**62 * 4 wraps around to zero."""
+    forward = lambda m, x, y: (F.embedding(x + (y > 0) * 2**62 * 4, m.table), x * 2)
+
+    _, lowered = lower(forward, IDS, IDS.float(), table=TABLE)
+
+    assert "aten.mul.Tensor" in refusal_reasons(lowered)
+
+
+def test_indices_that_were_cast_to_int32_do_not_bound_the_int64():
+    """2**32 + 1 becomes the valid index 1 in 32 bits."""
     module, lowered = lower(
         lambda m, x: (F.embedding(x.int(), m.table), x + 1), IDS, table=TABLE
     )
+
+    reason = refusal_reasons(lowered)["aten.add.Tensor"]
+    assert reason.endswith("is not known to fit into 32 bits")
     large = IDS + 2**32
-    assert refusal_reasons(lowered)["aten.add.Tensor"].endswith(
-        "is not known to fit into 32 bits"
-    )
-    for found, expected in zip(lowered(large), module(large), strict=True):
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(lowered(large), module(large))
 
 
 def distances(m, x):
-    """Distances in T5: exact up to 4, then by their logarithms, of which that of 0 is
-    hidden by the condition.
+    """The buckets of T5's distances in one direction: exact below 4, then logarithmic. The
+    condition hides the logarithm of 0.
     """
     far = 4 + (torch.log(x / 4) / 3 * 6).to(torch.long)
     far = torch.min(far, torch.full_like(far, 9))
@@ -206,7 +221,9 @@ def distances(m, x):
 
 
 def buckets(m, x):
-    """T5's of both directions: those of positive distances come after the others."""
+    """The buckets of T5's distances in both directions; those of positive distances follow
+    the others.
+    """
     size = x.abs()
     far = (3 + (torch.log(size / 3) / 3 * 2).long()).clamp_max(4)
     return F.embedding(
@@ -238,7 +255,7 @@ SATURATED = {
 
 
 @pytest.mark.parametrize("name", SATURATED)
-def test_casts_of_floats_saturate_where_uses_allow(name):
+def test_casts_to_int64_run_as_int32_if_no_use_sees_saturation(name):
     function, numbers = SATURATED[name]
     x = torch.tensor(numbers)
     module, lowered = lower(function, x, table=TABLE, last=torch.tensor(9))
@@ -247,7 +264,7 @@ def test_casts_of_floats_saturate_where_uses_allow(name):
     torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0)
 
 
-SEEN = {
+VISIBLE_SATURATION = {
     "by the caller": lambda m, x: (
         F.embedding(y := x.long().clamp(2, 9), m.table),
         x.long() + 1,
@@ -262,44 +279,51 @@ SEEN = {
 }
 
 
-@pytest.mark.parametrize("name", SEEN)
-def test_casts_do_not_saturate_where_visible(name):
+@pytest.mark.parametrize("name", VISIBLE_SATURATION)
+def test_casts_to_int64_stay_on_the_host_if_a_use_would_see_saturation(name):
     x = torch.tensor([3e12, 200.0, 4.5])
-    module, lowered = lower(SEEN[name], x, table=TABLE, last=torch.tensor(9))
+
+    module, lowered = lower(
+        VISIBLE_SATURATION[name], x, table=TABLE, last=torch.tensor(9)
+    )
     assert "aten.to.dtype" in refusal_reasons(lowered)
     torch.testing.assert_close(lowered(x), module(x))
 
 
-def test_casts_on_the_host_do_not_saturate():
-    """The rest is refused then, since a large number would be cut to 32 bits on its way
-    in.
-    """
+def test_uses_of_a_cast_on_the_host_stay_on_the_host():
+    """The delegate would cut a large number to 32 bits at its input."""
     partitioner = TOSAPartitioner()
-    ask = partitioner.support.why_not
-    partitioner.support.why_not = lambda n: (
-        ask(n) or ("kept apart" if n.target is aten.to.dtype else None)
-    )
+    why_not = partitioner.support.why_not
+
+    def refuse_cast(node):
+        if node.target is aten.to.dtype:
+            return "refused by the test"
+        return why_not(node)
+
+    partitioner.support.why_not = refuse_cast
     module = Program(
         lambda m, x: F.embedding(x.long().minimum(m.last), m.table),
         table=TABLE,
         last=torch.tensor(9),
     )
     x = torch.tensor([3e12, 2.0])
+
     lowered = delegraph.lower(module.eval(), (x,), backends=[partitioner])
+
     assert set(refusal_reasons(lowered)) == {"aten.to.dtype", "aten.minimum.default"}
     torch.testing.assert_close(lowered(x), module(x))
 
 
-def test_a_part_proves_nothing_of_the_whole():
+def test_use_of_a_part_as_index_does_not_bound_the_whole():
     module, lowered = lower(
         lambda m, x: (F.embedding(x[:, :1], m.table), x + 1), IDS, table=TABLE
     )
     large = torch.tensor([[1, LARGE, 2]])
-    for found, expected in zip(lowered(large), module(large), strict=True):
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(lowered(large), module(large))
 
 
-TOGETHER = {
+# Functions that return all elements of x in several parts.
+ALL_PARTS = {
     "one by one": lambda x: [x[:, 0], x[:, -2], x[:, 2]],
     "unbound": lambda x: x.unbind(1),
     "cut": lambda x: [*x.split([1, 2], 1), x[:, 1:]],
@@ -307,12 +331,12 @@ TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("name", TOGETHER)
-def test_all_parts_prove_the_whole(name):
-    """The tokens that a decoder takes one by one; each of them is an index."""
+@pytest.mark.parametrize("name", ALL_PARTS)
+def test_use_of_all_parts_as_indices_bounds_the_whole(name):
+    """A decoder takes its tokens one by one."""
     module, lowered = lower(
         lambda m, x: torch.cat(
-            [F.embedding(part, m.table).sum(0) for part in TOGETHER[name](x)]
+            [F.embedding(part, m.table).sum(0) for part in ALL_PARTS[name](x)]
         ),
         IDS,
         table=TABLE,
@@ -322,35 +346,34 @@ def test_all_parts_prove_the_whole(name):
 
 
 @pytest.mark.parametrize(
-    "parts",
+    ("some_parts", "numbers"),
     [
         (lambda x: (x[:, 0], x[:, 2]), [[1, LARGE, 0], [0, 2, 2]]),
         (lambda x: (x[:, :2], x[0, :], x[1, :2]), [[1, 5, 0], [0, 2, LARGE]]),
         (lambda x: x.unbind(1)[:2], [[1, 5, LARGE], [0, 2, 2]]),
     ],
 )
-def test_some_parts_prove_nothing(parts):
-    """One element is no index of the table."""
-    taken = parts[0]
-    large = torch.tensor(parts[1])
+def test_use_of_some_parts_as_indices_bounds_nothing(some_parts, numbers):
+    """The one large number is in no part."""
+    large = torch.tensor(numbers)
     forward = lambda m, x: (
-        [F.embedding(part, m.table) for part in taken(x)],
+        [F.embedding(part, m.table) for part in some_parts(x)],
         x + 1,
     )
+
     module, lowered = lower(forward, large % 10, table=TABLE)
     assert "aten.add.Tensor" in refusal_reasons(lowered)
     torch.testing.assert_close(lowered(large), module(large))
 
 
-def test_empty_indices_prove_no_range():
-    """An index tensor of which no element is used says nothing."""
+def test_empty_indices_bound_nothing():
     module, lowered = lower(
         lambda m, x: (F.embedding(x.expand(0, 3), m.table), x == 1), IDS, table=TABLE
     )
     torch.testing.assert_close(lowered(IDS + LARGE)[1], module(IDS + LARGE)[1])
 
 
-def test_float_numbers_as_int64_stay_on_the_host():
+def test_unbounded_floats_cast_to_int64_on_the_host():
     module, lowered = lower(lambda m, x: (x * 2).long(), torch.tensor([1e15, -2.5]))
     assert list(refusal_reasons(lowered)) == ["aten.to.dtype"]
     torch.testing.assert_close(
