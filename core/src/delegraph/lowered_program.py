@@ -464,10 +464,11 @@ class LoweredProgram(MethodPrograms):
         suffix chooses.
 
         ``named_data``: key -> data to store in the file, with the delegates' own named
-        data. ``options``: options of the format. Raises FormatNotFound if no plugin
-        declares the format, InputError if the format cannot hold this program (a
-        backend's own format, such as ``.tosa``, holds a single delegate), OptionError
-        for wrong options, WriteError.
+        data. ``options``: options of the format.
+
+        Raises FormatNotFound if no plugin declares the format, OptionError for wrong
+        options, WriteError if the file cannot be written. Raises InputError if the
+        format cannot hold this program: ``.tosa``, for example, holds one delegate.
         """
         with TRACING:  # a lock: a format may trace
             # a copy, so that ``named_data`` is for this file only

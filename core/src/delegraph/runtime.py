@@ -213,9 +213,9 @@ class BackendRuntime:
         """Return whether this runtime can run the blob of ``header``, or None if not
         known.
 
-        Optional. ``device``: the device in question, if one is named. Called before a
-        blob of a file is loaded. If the verdict is "cannot", the blob is not loaded, so
-        that a wrong version leads to an error with a reason and not to a crash.
+        Optional. Called before a blob of a file is loaded. If the verdict is "cannot",
+        the blob is not loaded: a wrong version then leads to an error with a reason,
+        not to a crash. ``device``: the device to run on, if the caller names one.
 
         For compile specs or a header that cannot be read, the method may raise
         OptionError or FormatError. That counts as "cannot", with the error's message as

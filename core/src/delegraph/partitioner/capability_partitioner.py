@@ -226,7 +226,7 @@ class _Search:
         """
         # Each refusal may change all partitions, so the search then starts again. It
         # ends when the grouping, the backend and the limit of size refuse no more call.
-        # Sizes are checked last: a call that the backend refuses may be decomposed, a
+        # Sizes are checked last: a call that the backend refuses may be decomposed. A
         # call that is refused for the size of its partition may not.
         while True:
             parts, kept_out = self._group()

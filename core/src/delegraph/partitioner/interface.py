@@ -207,13 +207,13 @@ class Partitioner(ABC):
 
     def fingerprint(self, exported_program: ExportedProgram) -> str | None:
         """Return a text with everything that ``partition`` depends on besides the
-        program, or None to keep the answers of this partitioner out of the cache.
+        program. With None, the default, answers of this partitioner are not cached.
 
         The text contains, for example, options, versions of other packages, and
-        metadata of tracers that the partitioner reads. It need not contain the code of
-        the partitioner's package and the versions of delegraph and torch, which the key
-        of a cached answer has anyway. Each look-up in the cache writes the program as
-        bytes, so return a text only if ``partition`` takes far longer than that.
+        metadata of tracers that the partitioner reads. The code of the partitioner's
+        package and the versions of delegraph and torch are part of the cache's key
+        anyway. Each look-up in the cache writes the program as bytes, so return a text
+        only if ``partition`` takes far longer than that.
         """
         return None
 

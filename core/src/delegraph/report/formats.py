@@ -167,9 +167,9 @@ def write_report(
     """Write a file in the format that its suffix chooses; return all written paths.
 
     Writes nothing, and returns [], if lowering failed and the format does not report
-    failures. Raises FormatNotFound if no plugin declares the suffix (the hint is the
-    command that installs one), WriteError if a file cannot be written, PluginFailed if
-    the format raises another error.
+    failures. Raises FormatNotFound if no plugin declares the suffix; its hint is the
+    command that installs one. Raises WriteError if a file cannot be written,
+    PluginFailed if the format raises another error.
     """
     target = Path(path)
     chosen = registry or default_registry()

@@ -163,9 +163,10 @@ class Report(WithFacts):
 
         The core has ``.txt`` and ``.json``; plugins have others. ``verifications``:
         method -> result of ``verify``, to be written with the report. ``profiles``:
-        method -> result of ``LoweredProgram.profile``, likewise. Raises FormatNotFound
-        if no plugin declares the suffix (the hint is the command that installs one),
-        WriteError if the file cannot be written.
+        method -> result of ``LoweredProgram.profile``, likewise.
+
+        Raises FormatNotFound if no plugin declares the suffix; its hint is the command
+        that installs one. Raises WriteError if the file cannot be written.
         """
         from .formats import LoweringResult, write_report
 
