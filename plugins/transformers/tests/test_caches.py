@@ -1,6 +1,4 @@
-"""Caches and states of many architectures: steps over them make the tokens of eager's
-own ``generate``.
-"""
+"""Steps with caches of fixed size generate eager's tokens for many architectures."""
 
 from __future__ import annotations
 
@@ -20,20 +18,18 @@ TEXT = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 64,
+    "max_position_embeddings": 64,
 }
-TEXT |= {"max_position_embeddings": 64}
 GROUPED = {**TEXT, "num_key_value_heads": 2}
 HEADS = {**GROUPED, "head_dim": 8}
 GPT = {**IDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-CHOOSING = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
     "n_routed_experts": 4,
     "n_group": 2,
     "topk_group": 1,
     "first_k_dense_replace": 1,
     "q_lora_rank": 16,
-}
-LATENT |= {
     "kv_lora_rank": 16,
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 8,
@@ -45,17 +41,19 @@ SCANNED = {
     "mamba_d_state": 8,
     "mamba_chunk_size": 8,
 }
-LINEAR = {"num_experts": 4, "layer_types": ["linear_attention", "full_attention"]}
-LINEAR |= {
+LINEAR = {
+    "num_experts": 4,
+    "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 16,
 }
-LINEAR |= {"linear_value_head_dim": 8, "shared_expert_intermediate_size": 16}
 FALCON = {**TEXT, "new_decoder_architecture": False}
 
 MODELS = {
-    # one head of keys and values for all queries, which the config does not call so
+    # one head of keys and values for all queries; the config does not name it so
     "Falcon": ("FalconForCausalLM", "FalconConfig", {**FALCON, "multi_query": True}),
     "Falcon, ALiBi": (
         "FalconForCausalLM",
@@ -99,13 +97,13 @@ MODELS = {
     "Cohere": ("CohereForCausalLM", "CohereConfig", GROUPED),
     "Granite": ("GraniteForCausalLM", "GraniteConfig", GROUPED),
     "StarCoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", GROUPED),
-    # keeps what its keys and values are computed from, of different sizes
+    # caches latent vectors of two sizes in place of keys and values
     "DeepSeek-V3": (
         "DeepseekV3ForCausalLM",
         "DeepseekV3Config",
-        {**TEXT, **CHOOSING, **LATENT},
+        {**TEXT, **EXPERTS, **LATENT},
     ),
-    # looks for a text that is longer than any before
+    # its positions change when a text is longer than all before it
     "Llama, dynamic": (
         "LlamaForCausalLM",
         "LlamaConfig",
@@ -123,7 +121,7 @@ MODELS = {
         "MambaConfig",
         {**IDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
     ),
-    # states beside keys and values
+    # states in addition to keys and values
     "LFM2": (
         "Lfm2ForCausalLM",
         "Lfm2Config",
@@ -137,7 +135,7 @@ MODELS = {
     "Qwen3-Next": (
         "Qwen3NextForCausalLM",
         "Qwen3NextConfig",
-        {**HEADS, **CHOOSING, **LINEAR},
+        {**HEADS, **EXPERTS, **LINEAR},
     ),
     # states in attributes of its modules
     "RecurrentGemma": (
@@ -149,16 +147,22 @@ MODELS = {
 
 
 def build(kind, config, sizes):
+    """Return a small model, whose weights are large enough for different tokens."""
     torch.manual_seed(0)
     model = getattr(transformers, kind)(getattr(transformers, config)(**sizes)).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            # so that tokens differ from each other
             torch.nn.init.normal_(parameter, std=0.3)
     return model
 
 
-def greedy_tokens(model, count=20):
+COUNT = 20
+"""The number of generated tokens."""
+CACHE_LENGTH = len(PROMPT) + COUNT
+
+
+def greedy_tokens(model, count=COUNT):
+    """Return the tokens that transformers generates after ``PROMPT``."""
     with torch.no_grad():
         made = model.generate(
             torch.tensor([PROMPT]),
@@ -169,152 +173,227 @@ def greedy_tokens(model, count=20):
     return made[0, len(PROMPT) :].tolist()
 
 
-def made_by(step, length, count=20):
-    """The tokens that ``step`` makes after the prompt, in pieces of ``length``."""
+def pieces_of_prompt(length):
+    """Return pieces of the prompt, of which the last may be shorter than ``length``."""
+    return [PROMPT[begin : begin + length] for begin in range(0, len(PROMPT), length)]
+
+
+def tokens_of_step(step, prompt_length):
+    """Return the tokens that ``step`` generates after pieces of the prompt."""
     caches = step.empty_caches
-    scores = torch.empty(0)
-    tokens = list(PROMPT)
-    ends = [
-        *range(length, len(PROMPT) + 1, length),
-        len(PROMPT),
-        *range(len(PROMPT) + 1, len(PROMPT) + count),
-    ]
-    begin = 0
+    position = 0
+    tokens = []
+    pieces = pieces_of_prompt(prompt_length)
     with torch.no_grad():
-        for end in sorted(set(ends)):
-            kept = [cache.clone() for cache in caches]
-            scores, after = step(
-                torch.tensor([tokens[begin:end]]), torch.tensor([begin]), caches
+        while len(tokens) < COUNT:
+            piece = pieces.pop(0)
+            copies = [cache.clone() for cache in caches]
+            scores, new_caches = step(
+                torch.tensor([piece]), torch.tensor([position]), caches
             )
-            assert all(map(torch.equal, caches, kept)), (
-                "what the caller passed stays as it is"
-            )
-            caches = after
-            begin = end
-            if end >= len(PROMPT):
-                tokens.append(int(scores.argmax()))
-    return tokens[len(PROMPT) :]
+            unchanged = all(map(torch.equal, caches, copies))
+            assert unchanged, "the step wrote to caches of the caller"
+            caches = new_caches
+            position += len(piece)
+            if not pieces:
+                token = int(scores.argmax())
+                tokens.append(token)
+                pieces.append([token])
+    return tokens
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_steps_make_the_tokens_of_eager(name):
+def test_steps_generate_the_tokens_of_eager(name):
     from delegraph_transformers import generation_steps
 
     model = build(*MODELS[name])
     expected = greedy_tokens(model)
-    steps = generation_steps(model, prompt_length=3, cache_length=27)
-    assert made_by(steps["program"]["decode"], 3) == expected
-    assert greedy_tokens(model) == expected, "the model of the caller stays as it is"
-    shapes = [tuple(cache.shape) for cache in steps["example_inputs"]["decode"][2]]
-    rows = [
-        shape
-        for shape, grows in zip(shapes, steps["program"]["decode"].grows, strict=True)
-        if grows
+
+    steps = generation_steps(model, prompt_length=3, cache_length=CACHE_LENGTH)
+
+    assert tokens_of_step(steps["program"]["decode"], prompt_length=3) == expected
+    assert greedy_tokens(model) == expected, "the steps changed the caller's model"
+
+
+def shapes_of_caches(steps):
+    _, _, caches = steps["example_inputs"]["decode"]
+    return [tuple(cache.shape) for cache in caches]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_growing_caches_have_a_row_for_each_token(name):
+    from delegraph_transformers import generation_steps
+
+    model = build(*MODELS[name])
+
+    steps = generation_steps(model, prompt_length=3, cache_length=CACHE_LENGTH)
+
+    grows = steps["program"]["decode"].grows
+    lengths = [
+        shape[2]
+        for shape, cache_grows in zip(shapes_of_caches(steps), grows, strict=True)
+        if cache_grows
     ]
-    assert all(shape[2] == 27 for shape in rows)
-    assert bool(rows) == (name != "Mamba")
-    if name == "Falcon":
-        assert shapes == [(1, 1, 27, 8)] * 4
-    if name == "DeepSeek-V3":
-        assert shapes == [(1, 1, 27, 16), (1, 1, 27, 8)] * 2
+    assert all(length == CACHE_LENGTH for length in lengths)
+    # Mamba has only states of fixed size
+    assert bool(lengths) == (name != "Mamba")
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        # keys and values of one head, in two layers
+        ("Falcon", [(1, 1, CACHE_LENGTH, 8)] * 4),
+        # kv_lora_rank and qk_rope_head_dim, in two layers
+        ("DeepSeek-V3", [(1, 1, CACHE_LENGTH, 16), (1, 1, CACHE_LENGTH, 8)] * 2),
+    ],
+)
+def test_caches_are_no_larger_than_the_model_needs(name, shapes):
+    from delegraph_transformers import generation_steps
+
+    steps = generation_steps(build(*MODELS[name]), cache_length=CACHE_LENGTH)
+
+    assert shapes_of_caches(steps) == shapes
+
+
+def export_decode(steps):
+    decode = delegraph.export(
+        steps["program"]["decode"], steps["example_inputs"]["decode"]
+    )
+    return decode["forward"]
 
 
 @pytest.mark.parametrize("name", ["OPT", "BioGPT", "Llama, dynamic"])
 def test_no_number_is_read_from_the_cache(name):
+    """These models read the length of the text from a cache, if they can."""
     from delegraph_transformers import generation_steps
 
     kind, config, sizes = MODELS[name]
-    steps = generation_steps(
-        build(kind, config, {**sizes, "num_hidden_layers": 1}), cache_length=27
-    )
-    program = delegraph.export(
-        steps["program"]["decode"], steps["example_inputs"]["decode"]
-    )["forward"]
-    assert torch.ops.aten.item.default not in {
-        node.target for node in program.graph.nodes
-    }
+    model = build(kind, config, {**sizes, "num_hidden_layers": 1})
+
+    program = export_decode(generation_steps(model, cache_length=CACHE_LENGTH))
+
+    targets = {node.target for node in program.graph.nodes}
+    assert torch.ops.aten.item.default not in targets
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_files_that_keep_their_caches_make_the_tokens_of_eager(name, tmp_path):
+def test_files_that_keep_their_caches_generate_eagers_tokens(name, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
     model = build(*MODELS[name])
     expected = greedy_tokens(model)
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("batched_mm")
-    steps = generation_steps(model, prompt_length=3, cache_length=27, keep_caches=True)
+    steps = generation_steps(
+        model, prompt_length=3, cache_length=CACHE_LENGTH, keep_caches=True
+    )
     delegraph.lower(**steps, backends=[]).save(
         tmp_path / "m.pte", share_mutable_buffers=True
     )
+
     for runtime in (None, "executorch"):
         if runtime:
             pytest.importorskip("executorch.runtime")
         program = delegraph.load(tmp_path / "m.pte", runtime=runtime)
-        assert [generate(program, PROMPT, 20).tokens for _ in range(2)] == [
-            expected,
-            expected,
-        ]
+        assert generate(program, PROMPT, COUNT).tokens == expected
+        assert generate(program, PROMPT, COUNT).tokens == expected
 
 
-def test_several_sequences_at_once():
+def test_a_batch_of_sequences_gets_the_scores_of_eager():
     from delegraph_transformers import generation_steps
 
     model = build(*MODELS["OPT"])
     step = generation_steps(model, cache_length=8, batch=2)["program"]["decode"]
     tokens = torch.tensor([PROMPT, PROMPT[::-1]])
+
     with torch.no_grad():
         scores, _ = step(tokens, torch.tensor([0]), step.empty_caches)
-        torch.testing.assert_close(
-            scores, model(tokens).logits[:, -1], rtol=1e-4, atol=1e-4
-        )
+        expected = model(tokens).logits[:, -1]
+
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_models_that_differ_with_static_caches_are_refused():
+def test_models_that_compute_otherwise_with_a_cache_are_refused():
     from delegraph_transformers import generation_steps
 
-    neo = {**IDS, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
-    neo["attention_types"] = [[["global", "local"], 1]]
+    sizes = {
+        **IDS,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "window_size": 4,
+        "attention_types": [[["global", "local"], 1]],
+    }
+    model = build("GPTNeoForCausalLM", "GPTNeoConfig", sizes)
+
     with pytest.raises(
         InputError,
         match=r"GPTNeoForCausalLM does not work with a cache .* from those without",
     ) as refused:
-        generation_steps(
-            build("GPTNeoForCausalLM", "GPTNeoConfig", neo), cache_length=27
-        )
+        generation_steps(model, cache_length=CACHE_LENGTH)
+
     assert "example_kwargs" in refused.value.hint
-    mpt = {**IDS, "d_model": 32, "n_layers": 1, "n_heads": 4, "max_seq_len": 64}
+
+
+def test_models_that_fail_with_a_cache_of_fixed_size_are_refused():
+    from delegraph_transformers import generation_steps
+
+    sizes = {**IDS, "d_model": 32, "n_layers": 1, "n_heads": 4, "max_seq_len": 64}
+    model = build("MptForCausalLM", "MptConfig", sizes)
+
     with pytest.raises(
         InputError, match="MptForCausalLM does not work with a cache of fixed size"
     ):
-        generation_steps(build("MptForCausalLM", "MptConfig", mpt), cache_length=27)
-    rwkv = {**IDS, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 64}
-    with pytest.raises(InputError, match="has no argument for a cache"):
-        generation_steps(build("RwkvForCausalLM", "RwkvConfig", rwkv), cache_length=27)
+        generation_steps(model, cache_length=CACHE_LENGTH)
 
 
-def test_positions_that_grow_with_the_text():
+def test_models_without_an_argument_for_a_cache_are_refused():
     from delegraph_transformers import generation_steps
 
+    sizes = {**IDS, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 64}
+    model = build("RwkvForCausalLM", "RwkvConfig", sizes)
+
+    with pytest.raises(InputError, match="has no argument for a cache"):
+        generation_steps(model, cache_length=CACHE_LENGTH)
+
+
+@pytest.fixture
+def dynamic_llama():
+    """Return a model that changes its positions for texts of over ``CACHE_LENGTH``."""
     kind, config, sizes = MODELS["Llama, dynamic"]
-    model = build(
-        kind, config, {**sizes, "max_position_embeddings": 27, "num_hidden_layers": 1}
+    return build(
+        kind,
+        config,
+        {**sizes, "max_position_embeddings": CACHE_LENGTH, "num_hidden_layers": 1},
     )
+
+
+def test_steps_use_the_positions_of_short_texts(dynamic_llama):
+    from delegraph_transformers import generation_steps
+
     with torch.no_grad():
-        # after which the model has other frequencies until the next call
-        model(torch.zeros(1, 40, dtype=torch.long))
-    assert made_by(
-        generation_steps(model, prompt_length=3, cache_length=27)["program"]["decode"],
-        3,
-    ) == greedy_tokens(model)
-    assert model.model.rotary_emb.rope_type == "dynamic"
+        # after a long text, the model keeps other frequencies until the next call
+        dynamic_llama(torch.zeros(1, CACHE_LENGTH + 13, dtype=torch.long))
+
+    steps = generation_steps(dynamic_llama, prompt_length=3, cache_length=CACHE_LENGTH)
+
+    tokens = tokens_of_step(steps["program"]["decode"], prompt_length=3)
+    assert tokens == greedy_tokens(dynamic_llama)
+    assert dynamic_llama.model.rotary_emb.rope_type == "dynamic"
+
+
+def test_caches_longer_than_the_first_positions_are_refused(dynamic_llama):
+    from delegraph_transformers import generation_steps
+
     with pytest.raises(
         InputError,
         match="recomputes its positions for texts of more than 27 tokens",
-    ) as no:
-        generation_steps(model, cache_length=28)
-    assert no.value.hint == "generation_steps(model, cache_length=27)"
+    ) as refused:
+        generation_steps(dynamic_llama, cache_length=CACHE_LENGTH + 1)
+
+    assert refused.value.hint == "generation_steps(model, cache_length=27)"
 
 
 def test_models_without_weights_get_steps():
@@ -324,29 +403,29 @@ def test_models_without_weights_get_steps():
         model = transformers.LlamaForCausalLM(
             transformers.LlamaConfig(**GROUPED)
         ).eval()
-    steps = generation_steps(model, cache_length=27)
-    assert {tuple(cache.shape) for cache in steps["example_inputs"]["decode"][2]} == {
-        (1, 2, 27, 8)
-    }
-    program = delegraph.export(
-        steps["program"]["decode"], steps["example_inputs"]["decode"]
-    )["forward"]
-    assert {
+
+    steps = generation_steps(model, cache_length=CACHE_LENGTH)
+
+    assert set(shapes_of_caches(steps)) == {(1, 2, CACHE_LENGTH, 8)}
+    devices = {
         node.meta["val"].device.type
-        for node in program.graph.nodes
+        for node in export_decode(steps).graph.nodes
         if node.op == "placeholder"
-    } == {"meta"}
+    }
+    assert devices == {"meta"}
 
 
 @pytest.mark.parametrize("keep_caches", [False, True])
-def test_errors_have_the_name_of_the_model(keep_caches):
+def test_errors_name_the_users_model(keep_caches):
+    """The exported module is a step around the model."""
     from delegraph_transformers import generation_steps
 
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).train()
+    steps = generation_steps(model, cache_length=CACHE_LENGTH, keep_caches=keep_caches)
+
     with pytest.raises(
         InputError, match="^module LlamaForCausalLM is in training mode"
     ):
-        delegraph.export(
-            **generation_steps(model, cache_length=27, keep_caches=keep_caches)
-        )
+        delegraph.export(**steps)
+
     assert model.training

@@ -1,6 +1,4 @@
-"""Mixtures of experts as transformers exports them are one delegate; the judge is the
-model in eager PyTorch.
-"""
+"""A mixture of experts, as transformers exports it, is lowered to one delegate."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ WIDTH = 16
 
 @pytest.fixture(scope="module")
 def block():
-    """A layer of Mixtral that gives each token to 2 of 4 experts, and its program for
-    TOSA.
+    """Return a layer of Mixtral, and its program for TOSA.
+
+    The layer gives each token to 2 of 4 experts.
     """
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
@@ -37,40 +36,48 @@ def block():
     block = MixtralSparseMoeBlock(config).eval()
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    # the router reads its choice off the first numbers of a token
+    # the first four numbers of a token are the scores of the experts
     block.gate.weight.data = torch.eye(EXPERTS, WIDTH)
     program = torch.export.export(block, (torch.randn(1, 9, WIDTH),))
-    assert "transformers.grouped_mm_fallback.default" in map(
-        str, (node.target for node in program.graph.nodes)
-    )
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert "transformers.grouped_mm_fallback.default" in targets
     return block, delegraph.lower(program, backends=["tosa"], require_full=True)
 
 
-ROUTINGS = {
+SCORES = {
     "uneven": torch.tensor([[3.0, 2, 1, 0]] * 7 + [[0.0, 1, 2, 3], [1, 0, 3, 2]]),
     "an expert without a token": torch.tensor(
         [[3.0, 2, -9, 0], [2.0, 0, -9, 1], [0, 1, -9, 2]] * 3
     ),
     "all to one pair": torch.tensor([[-1.0, -2, 3, 3]] * 9),
-    "ties of both": torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]] * 3),
+    "ties of two pairs": torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]] * 3),
 }
+"""Name -> the scores of the four experts for each of nine tokens."""
 
 
-@pytest.mark.parametrize("name", ROUTINGS)
+def tokens_with_scores(scores):
+    tokens = torch.randn(1, 9, WIDTH, generator=torch.Generator().manual_seed(1))
+    tokens[0, :, :EXPERTS] = scores
+    return tokens
+
+
+@pytest.mark.parametrize("name", SCORES)
 def test_experts_compute_as_eager_for_each_routing(block, name):
     model, lowered = block
+    tokens = tokens_with_scores(SCORES[name])
     assert len(lowered.delegates) == 1
-    tokens = torch.randn(1, 9, WIDTH, generator=torch.Generator().manual_seed(1))
-    tokens[0, :, :EXPERTS] = ROUTINGS[name]
+
     with torch.no_grad():
-        torch.testing.assert_close(lowered(tokens), model(tokens), rtol=1e-5, atol=1e-5)
+        expected = model(tokens)
+
+    torch.testing.assert_close(lowered(tokens), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_tied_experts_are_no_error(block):
-    """torch takes any of two equal experts: ``verify_ties`` accepts both."""
+    """If two experts have the same score, torch may take either of them."""
     _, lowered = block
-    tokens = torch.randn(1, 9, WIDTH, generator=torch.Generator().manual_seed(1))
-    tokens[0, :, :EXPERTS] = torch.tensor(
-        [[2.0, 1, 1, 0], [1, 2, 0, 1], [1, 1, 1, 1]] * 3
+    tokens = tokens_with_scores(
+        torch.tensor([[2.0, 1, 1, 0], [1, 2, 0, 1], [1, 1, 1, 1]] * 3)
     )
+
     assert verify_ties(lowered, tokens).agrees()

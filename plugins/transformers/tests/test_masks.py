@@ -1,6 +1,4 @@
-"""Encoders whose masks, positions and boxes are int64, as transformers makes them, are
-one delegate of TOSA.
-"""
+"""Encoders with int64 masks, positions and boxes are one delegate of TOSA."""
 
 from __future__ import annotations
 
@@ -43,34 +41,41 @@ MODELS = {
     },
     "T5EncoderModel": T5,
 }
-COMPUTED = ("DebertaModel", "DebertaV2Model")
-"""Models that multiply the mask with itself: the user has to say that it fits."""
+MULTIPLIED_MASKS = ("DebertaModel", "DebertaV2Model")
+"""Models that multiply the mask with itself.
+
+The user has to declare that the products fit int32.
+"""
 
 
-def arguments(name):
+def inputs_of(name):
+    """Return keyword arguments of a model; the last 4 of 16 tokens are masked."""
     mask = torch.ones(1, 16, dtype=torch.int64)
     mask[0, 12:] = 0
-    given = {"input_ids": torch.randint(3, 99, (1, 16)), "attention_mask": mask}
+    inputs = {"input_ids": torch.randint(3, 99, (1, 16)), "attention_mask": mask}
     if name == "LayoutLMModel":
-        given["bbox"] = torch.randint(0, 50, (1, 16, 4)).sort(-1).values
+        inputs["bbox"] = torch.randint(0, 50, (1, 16, 4)).sort(-1).values
     if name.startswith("OwlViT"):
-        given["pixel_values"] = torch.randn(1, 3, 32, 32)
-    return given
+        inputs["pixel_values"] = torch.randn(1, 3, 32, 32)
+    return inputs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_masked_models_are_one_delegate(name):
     torch.manual_seed(0)
-    model = getattr(transformers, name)
-    model = model(model.config_class(**MODELS[name])).eval()
-    given = arguments(name)
-    sure = (
-        {"tosa": {"int32_inputs": ["attention_mask=0..1"]}} if name in COMPUTED else {}
-    )
+    model_class = getattr(transformers, name)
+    config = model_class.config_class(**MODELS[name])
+    model = model_class(config).eval()
+    inputs = inputs_of(name)
+    options = {}
+    if name in MULTIPLIED_MASKS:
+        options["tosa"] = {"int32_inputs": ["attention_mask=0..1"]}
     with torch.no_grad():
-        program = torch.export.export(model, (), given)
-    lowered = delegraph.lower(program, backends=["tosa"], options=sure)
+        program = torch.export.export(model, (), inputs)
+
+    lowered = delegraph.lower(program, backends=["tosa"], options=options)
+
     assert len(lowered.delegates) == 1
     assert lowered.report.host_operators == 0
-    assert lowered.verify(**given).agrees()
+    assert lowered.verify(**inputs).agrees()
