@@ -16,7 +16,7 @@ FAKES = {
     "hang": ("import time\ntime.sleep(60)\n", "Vela took more than 1 seconds"),
     "processor": (
         "print('CPU operators = 2 (10.0%)')\n",
-        "Vela leaves 2 operators of the delegate to the CPU",
+        "Vela cannot put 2 operators of the delegate on the NPU",
     ),
     "nothing": ("print('fine')\n", "Vela wrote 0 command streams"),
     "operator": (

@@ -144,7 +144,7 @@ def test_tensors_larger_than_memory_are_refused(times, path, monkeypatch, capsys
     monkeypatch.setattr("delegraph_tosa.format.evaluate", out_of_memory)
     assert main(["run", str(path)]) == 1
     assert (
-        f"error [unsupported]: the program needs {16 * times + 16} bytes at once"
+        f"error [unsupported]: the program needs {16 * times + 16} bytes of memory at once"
         in capsys.readouterr().err
     )
 

@@ -131,7 +131,9 @@ def _entry_points(distribution: Distribution) -> list[EntryPoint]:
     entries = [entry for entry in distribution.entry_points if entry.group == PROJECT]
     for entry in entries:
         if not entry.pattern.match(entry.value):
-            raise ValueError(f"{entry.name} = {entry.value!r} names no module")
+            raise ValueError(
+                f"the entry point {entry.name} = {entry.value!r} names no module"
+            )
     return entries
 
 

@@ -76,9 +76,9 @@ def reason_of(error: BaseException) -> Reason:
     LOG.info("%s", error, exc_info=failure)
     text = name_and_text(failure)
     return Reason(
-        f"asking whether it is supported failed: {text}",
+        f"the backend's support check raised {text}",
         hint=HINT,
-        cause=f"not asked: {text}",
+        cause=f"its support check failed: {text}",
     )
 
 

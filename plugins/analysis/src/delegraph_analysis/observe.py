@@ -1,8 +1,8 @@
 """Make the hooks by which an observer gets values or times from inside delegates.
 
-An executor passes each delegate to its hook. The hook loads the delegate by ``observe``
-or ``profile`` of its runtime in place of ``load``. Calls then also return inner values
-or times, which the hook passes to the observer.
+A hook is an object that loads one delegate for an executor. It loads the delegate by
+the runtime's ``observe`` or ``profile`` instead of ``load``. Calls of the delegate then
+also return inner values or times, which the hook passes to the observer.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_rows_of_an_npz_file(names, bars, capsys):
     [
         ({"y": [1.0]}, "data.npz has the arrays y; the inputs and the optional label"),
         ({"x": [1.0], "lable": [1]}, "data.npz has the arrays x, lable; the inputs"),
-        ({"x": [1.0], "label": ["cat"]}, "data.npz has no numbers"),
+        ({"x": [1.0], "label": ["cat"]}, "data.npz does not contain numbers"),
         ({"x": [[1.0]], "label": [1, 2]}, "all arrays need one row for each sample"),
     ],
 )

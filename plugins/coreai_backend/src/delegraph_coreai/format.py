@@ -378,8 +378,8 @@ def _named_data(delegate: DelegateInfo) -> dict[str, bytes]:
 def _with_names(blob: bytes, delegate: DelegateInfo) -> AIProgram:
     """Return the program of a blob with the names of the user's program.
 
-    Raises InputError for a state that does not begin with zeros: a file holds no first
-    values.
+    Raises InputError for a state whose initial value is not zero, which a file cannot
+    hold.
     """
     from coreai._compiler.ir import ArrayAttr, DictAttr, StringAttr
     from delegraph_engines import Signature
@@ -401,7 +401,7 @@ def _with_names(blob: bytes, delegate: DelegateInfo) -> AIProgram:
     for k, tensor in enumerate(delegate.outputs):
         names.add(f"y{k}", tensor.name or f"output_{k}", "output")
     for state in states_of(facts):
-        if state.key is not None:
+        if state.key is not None:  # the key of an initial value
             raise InputError(
                 "input-invalid",
                 f"states in an .aimodel begin with zeros, but the buffer"

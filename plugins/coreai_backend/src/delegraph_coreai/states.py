@@ -121,7 +121,8 @@ def states_of(facts: Mapping[str, Any]) -> list[State]:
         states = [State(*row) for row in facts.get("states", [])]
     except TypeError as error:
         raise FormatError(
-            "format-invalid", f"the blob of CoreAIBackend lists no states: {error}"
+            "format-invalid",
+            f"the list of states in the blob of CoreAIBackend is damaged: {error}",
         ) from error
     for state in states:
         texts = [state.name, state.buffer, state.dtype]

@@ -89,7 +89,8 @@ def filled(
         end = start + hole.offset - whole_start
         if end < start or end > len(content):
             raise FormatError(
-                "format-invalid", "the blob of CoreAIBackend lists wrong weights"
+                "format-invalid",
+                f"the blob of CoreAIBackend has no place for the weight {hole!r:.80}",
             )
         yield content[start:end]
         yield expect_data(named_data, hole.key, hole.size)
@@ -104,11 +105,14 @@ def _holes_of(facts: Mapping[str, Any]) -> list[Hole]:
         holes = [Hole(*row) for row in facts.get("weights", [])]
     except TypeError as error:
         raise FormatError(
-            "format-invalid", f"the blob of CoreAIBackend lists no weights: {error}"
+            "format-invalid",
+            f"the list of weights in the blob of CoreAIBackend is damaged: {error}",
         ) from error
     for hole in holes:
         if [type(field) for field in hole] != [int, int, str]:
-            raise FormatError("format-invalid", f"{hole!r:.80} is no weight of a blob")
+            raise FormatError(
+                "format-invalid", f"the blob lists an invalid weight: {hole!r:.80}"
+            )
     return holes
 
 

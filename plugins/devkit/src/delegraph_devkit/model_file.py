@@ -28,10 +28,11 @@ def load_example(text: str) -> Example:
             " forward",
         )
     if given.kwargs["forward"] or given.dynamic_shapes["forward"]:
+        has = "keyword arguments" if given.kwargs["forward"] else "dynamic shapes"
         raise InputError(
             "input-invalid",
-            f"{text} has keyword arguments or dynamic shapes; an example of the"
-            " checks has only a model and positional inputs",
+            f"{text} has {has}; an example of the checks has only a model and"
+            " positional inputs",
         )
     model = given.programs["forward"]
     inputs = given.inputs["forward"] or ()

@@ -355,8 +355,8 @@ ROWS = {
     ),
     "entry point that is no module": Row(
         lambda site: site.metadata("bad-one", "bad = -", "0.7"),
-        "its installation is damaged: entry_points.txt cannot be read: ValueError: bad ="
-        " '-' names no module",
+        "its installation is damaged: entry_points.txt cannot be read: ValueError: the"
+        " entry point bad = '-' names no module",
         "reinstall bad-one; " + FORGO,
     ),
     "disabled plugin that would end the process": Row(

@@ -118,7 +118,8 @@ def _raise_if_refused(done: subprocess.CompletedProcess[str]) -> None:
     left = re.search(r"^CPU operators = (\d+)", done.stdout, re.MULTILINE)
     if left and int(left[1]):
         raise Unsupported(
-            "unsupported", f"Vela leaves {left[1]} operators of the delegate to the CPU"
+            "unsupported",
+            f"Vela cannot put {left[1]} operators of the delegate on the NPU",
         )
 
 

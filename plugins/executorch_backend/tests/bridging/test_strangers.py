@@ -236,7 +236,7 @@ def tag_around(program: Any, tag: str) -> None:
         (
             raise_no_luck,
             NotFullyDelegated,
-            "asking whether it is supported failed: ValueError: no luck",
+            "the backend's support check raised ValueError: no luck",
         ),
         (
             lambda *_: 7,

@@ -154,7 +154,7 @@ class _Module:
                 raise InputError("input-invalid", OUT_OF_RANGE)
             raise FormatError(
                 "format-invalid",
-                f"IREE cannot run the module with the types of its signature: {computed}",
+                f"IREE's module does not fit the signature of its blob: {computed}",
             )
         return self._signature.results(computed)
 

@@ -1,8 +1,8 @@
 """``recover_accuracy``: finds calls that have to stay in floats for a task's score.
 
 The search tries choices. A choice is a list of items of ``floats``, such as a line
-("net.py:31"), a module or the name of a call. Its noise is that of the outputs, summed
-over the tensors that are still quantized. Its work is the share of multiplications that
+("net.py:31"), a module or the name of a call. Its noise is the sum of the errors that
+each tensor that is still quantized causes in the outputs. Its work is the share of multiplications that
 it moves to floats, and its price is the work, with a minimum for each item.
 """
 

@@ -405,7 +405,8 @@ def _within_memory(graph: Graph) -> Iterator[None]:
     needed = figures(graph).largest_live_bytes
     problem = Unsupported(
         "unsupported",
-        f"the program needs {needed} bytes at once for its inputs and results",
+        f"the program needs {needed} bytes of memory at once, which this process cannot"
+        " have",
     )
     if needed >= ADDRESSABLE:
         raise problem

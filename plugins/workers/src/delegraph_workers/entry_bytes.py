@@ -4,10 +4,11 @@
 belongs to a key. ``read_result`` converts back.
 
 An entry consists of MAGIC, a SHA-256 digest, the size of a JSON header, the header, and
-bytes. The digest covers the key and all bytes after it. Bytes of the result that lie in
-the memory of a constant of the partition are left out: the reader has the partition's
-form. The digest detects damage and entries of other keys. It does not protect against
-attackers.
+bytes. The digest covers the key and all bytes after it. It detects damage and entries
+of other keys. It does not protect against attackers.
+
+A result may contain constants of the partition. An entry leaves their bytes out,
+because the reader has the partition, too.
 """
 
 from __future__ import annotations

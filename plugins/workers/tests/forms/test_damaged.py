@@ -256,7 +256,7 @@ def test_shapes_and_strides_of_constants_are_whole_numbers(field, value):
     def change(structure):
         structure[5][0][field] = value
 
-    with pytest.raises(FormatError, match="is no index"):
+    with pytest.raises(FormatError, match="indices are integers of 0 or more"):
         read(pack_changed(write(PROGRAMS["layers"]()), change))
 
 

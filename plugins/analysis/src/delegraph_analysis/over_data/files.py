@@ -118,7 +118,9 @@ def _tensors(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
             name: torch.from_numpy(array) for name, array in read_arrays(path).items()
         }
     except TypeError as e:
-        raise InputError("input-invalid", f"{path} has no numbers: {e}") from e
+        raise InputError(
+            "input-invalid", f"an array of {path} does not contain numbers: {e}"
+        ) from e
     names = [name for name in example if name not in _numbers(example)]
     for number, name in enumerate(names):
         if f"arr_{number}" in arrays and name not in arrays:

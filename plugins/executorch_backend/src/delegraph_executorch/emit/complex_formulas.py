@@ -49,7 +49,7 @@ def only_complex(formula: Formula, otherwise: Formula | None = None) -> Formula:
         if any(map(is_complex, pytree.tree_leaves((args, kwargs)))):
             return formula(*args, **kwargs)
         if otherwise is None:
-            raise NotImplementedError("its replacement supports only complex numbers")
+            raise NotImplementedError("only complex numbers are supported")
         return otherwise(*args, **kwargs)
 
     return call
@@ -87,7 +87,7 @@ def arithmetic(target: Any) -> Formula:
         like = self if is_complex(self) else other
         if not isinstance(like, Tensor):
             raise NotImplementedError(
-                "its replacement does not combine a real tensor with a complex number"
+                "a real tensor and a complex number cannot be combined"
             )
         operands = [_as_complex(value, like) for value in (self, other)]
         known = [value.shape for value in (self, other) if isinstance(value, Tensor)]
@@ -144,7 +144,7 @@ def to_copy(self: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) ->
         )
         return result
     if self.is_complex():
-        raise NotImplementedError("its replacement does not cast between complex types")
+        raise NotImplementedError("casts between complex types are not supported")
     real = self.to(dtype.to_real())
     return complex_from(real, torch.zeros_like(real))
 
@@ -156,7 +156,7 @@ def full(
     if dtype is None:
         dtype = torch.complex64
     if not dtype.is_complex:
-        raise NotImplementedError("its replacement supports only complex numbers")
+        raise NotImplementedError("only complex numbers are supported")
     parts = [
         torch.full(size, float(part), dtype=dtype.to_real())
         for part in _parts(fill_value)
@@ -238,7 +238,7 @@ def two_sided_fft(
     """
     if onesided or len(dim) != 1:
         raise NotImplementedError(
-            "its replacement transforms only one dimension, two-sided"
+            "only two-sided transforms of one dimension are supported"
         )
     axis = dim[0] % self.dim()
     size = self.shape[axis]

@@ -55,7 +55,7 @@ def fmod(self: Tensor, other: Any) -> Tensor:
     sign is one divisor away.
     """
     if torch.result_type(self, other).is_floating_point:
-        raise NotImplementedError("its replacement supports only integers")
+        raise NotImplementedError("only integers are supported")
     rest = _remainder_of_integers(self, other)
     has_wrong_sign = (rest != 0) & ((rest < 0) != (self < 0))
     result: Tensor = torch.where(has_wrong_sign, rest - other, rest)
@@ -70,14 +70,10 @@ def rounded_division(self: Tensor, other: Any, *, rounding_mode: str | None) -> 
     """
     if torch.result_type(self, other).is_floating_point:
         if rounding_mode != "floor":
-            raise NotImplementedError(
-                "for floats, its replacement supports only rounding_mode='floor'"
-            )
+            raise NotImplementedError("floats need rounding_mode='floor'")
         return _floor_of_floats(self, other)
     if rounding_mode is None:
-        raise NotImplementedError(
-            "its replacement divides integers only if rounding_mode is given"
-        )
+        raise NotImplementedError("integers need a rounding_mode")
     divide_down = functools.partial(torch.div, rounding_mode="floor")
     floor = _floor(self, other, divide_down)
     if rounding_mode == "floor":
@@ -139,7 +135,7 @@ def _remainder_of_integers(self: Tensor, other: Any) -> Tensor:
 def round_integers(self: Tensor) -> Tensor:
     """Return a copy: ceil, floor and trunc do not change integers."""
     if self.is_floating_point():
-        raise NotImplementedError("its replacement supports only integers")
+        raise NotImplementedError("only integers are supported")
     return self.clone()
 
 
@@ -162,9 +158,7 @@ def summed_in_float32(target: Any) -> Callable[..., Any]:
         if not halves:
             decomposition = decomposition_table.get(target)
             if decomposition is None:
-                raise NotImplementedError(
-                    "its replacement supports only half precision"
-                )
+                raise NotImplementedError("only half precision are supported")
             return decomposition(*args, **kwargs)
 
         def narrow(value: Any) -> Any:
@@ -258,7 +252,7 @@ def amax_of_scalar_or_empty(
         return self.clone()
     if self.numel():
         raise NotImplementedError(
-            "its replacement supports only tensors without dimensions or elements"
+            "only tensors without dimensions or elements are supported"
         )
     return self.sum(list(dim), keepdim=keepdim, dtype=self.dtype)
 
@@ -292,7 +286,7 @@ def sum_along_one_dim(
             dtype = torch.int64 if is_integer else self.dtype
         return self.to(dtype).clone()
     if not dim or len(dim) > 1:
-        raise NotImplementedError("its replacement sums along only one dimension")
+        raise NotImplementedError("only sums along one dimension are supported")
     axis = dim[0] % self.dim()
     total: Tensor = self.unsqueeze(0).sum([0, axis + 1], keepdim=keepdim, dtype=dtype)
     return total.squeeze(0) if keepdim else total
@@ -314,7 +308,7 @@ def sort(
     # a size that is known at run time only is no int
     if not isinstance(comparisons, int) or comparisons > MOST_COMPARISONS:
         raise NotImplementedError(
-            "its replacement compares all pairs of elements, at most"
+            "sorting compares all pairs of elements, which are limited to"
             f" {MOST_COMPARISONS}"
         )
     # [..., size, size]: entry i, j compares the element i with the other element j
@@ -368,7 +362,7 @@ def searchsorted(
     ``right``, or a ``side`` of "right".
     """
     if sorter is not None:
-        raise NotImplementedError("its replacement does not support a sorter")
+        raise NotImplementedError("a sorter is not supported")
     bounds = sequence if sequence.dim() == 1 else sequence.unsqueeze(-2)
     values = self.unsqueeze(-1)
     # count by ``not after``, since no comparison with NaN is true
@@ -440,7 +434,7 @@ def trilinear(
         return tensor
 
     if not i1.is_floating_point():
-        raise NotImplementedError("its replacement supports only floats")
+        raise NotImplementedError("only floats are supported")
     product = expand(i1, expand1) * expand(i2, expand2) * expand(i3, expand3)
     return product.sum(sumdim) if sumdim else product
 
@@ -477,9 +471,7 @@ def scatter_reduce(
     Without ``include_self``, written elements start from 0 instead of ``self``.
     """
     if reduce != "sum":
-        raise NotImplementedError(
-            f"its replacement does not support the reduction {reduce!r}"
-        )
+        raise NotImplementedError(f"the reduction {reduce!r} is not supported")
     start = self if include_self else self.scatter(dim, index, 0)
     return start.scatter_add(dim, index, src)
 
@@ -495,8 +487,7 @@ def pow_of_integers(self: Tensor, exponent: Any) -> Tensor:
         or not 0 <= exponent <= LARGEST_POWER
     ):
         raise NotImplementedError(
-            "its replacement raises integers only to the power of an integer from 0 to"
-            f" {LARGEST_POWER}"
+            f"the power of an integer must be an integer from 0 to {LARGEST_POWER}"
         )
     result = torch.ones_like(self)
     square = self
@@ -513,7 +504,7 @@ def empty_product(self: Tensor, mat2: Tensor) -> Tensor:
     """Compute mm or bmm of matrices with an inner dimension of 0."""
     if self.shape[-1] != 0:
         raise NotImplementedError(
-            "its replacement supports only matrices with an inner dimension of 0"
+            "only matrices with an inner dimension of 0 are supported"
         )
     return torch.zeros([*self.shape[:-1], mat2.shape[-1]], dtype=self.dtype)
 
@@ -521,9 +512,7 @@ def empty_product(self: Tensor, mat2: Tensor) -> Tensor:
 def cat_of_empty(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Return the concatenation of tensors without elements."""
     if any(t.numel() for t in tensors):
-        raise NotImplementedError(
-            "its replacement supports only tensors without elements"
-        )
+        raise NotImplementedError("only tensors without elements are supported")
     # torch.cat ignores tensors of the shape [0]
     shaped = [t for t in tensors if t.dim() > 1] or list(tensors)
     shape = list(shaped[0].shape)

@@ -1,7 +1,7 @@
 """Check the dynamic sizes of a method's inputs: bounds, and relations between sizes.
 
-ExecuTorch's tables have only an upper bound for each size. The container, which no
-runtime reads, has more: each size is ``factor * symbol + offset``, and each symbol has
+ExecuTorch's tables have only an upper bound for each size. delegraph adds a record that
+no other runtime reads: each size is ``factor * symbol + offset``, and each symbol has
 bounds. Imports no torch.
 """
 
@@ -131,7 +131,10 @@ def input_sizes(
 
 
 def _fits(dynamic: DynamicSize, ranks: Sequence[int | None], symbol_count: int) -> bool:
-    """Return whether the input, the dimension and the symbol of a size exist."""
+    """Return whether a size of the record is valid for the inputs with ``ranks``.
+
+    An input without a rank is no tensor.
+    """
     if not 0 <= dynamic.input < len(ranks):
         return False
     rank = ranks[dynamic.input]

@@ -234,6 +234,7 @@ def _copy_row(args: Sequence[Any]) -> None:
     if result.memory is None:
         # no planned memory: in ExecuTorch's runtime, the caller provides it
         result.memory = reserve(nbytes(result.table))
+    # the rows so far stay where they are, at the start of the same memory
     result.content = arrange(result.memory, result.dtype, sizes, result.table.dim_order)
     result.content[index].copy_(row)
 

@@ -120,6 +120,12 @@ def data_file(data: FlatTensor, segments: Sequence[Segment | Part]) -> Segmented
     )
 
 
+# magic, length of the header, size of the flatbuffer, base, size of all segments
+_PROGRAM_HEADER = "<4sIQQQ"
+# magic, length of the header, start and size of the flatbuffer, base, size of segments
+_DATA_HEADER = "<4sIQQQQ"
+
+
 class _Structure(NamedTuple):
     """The bytes of a flatbuffer, and the base of the segments; 0 without segments."""
 
@@ -132,8 +138,12 @@ def _finish_program(program: Program) -> _Structure:
     segments_size = _end(program.segments)
 
     def header(size: int) -> bytes:
+        """Return the extended header, for a flatbuffer of ``size`` bytes."""
         base = _base(size, segments_size)
-        return struct.pack("<4sIQQQ", PROGRAM_MAGIC, 32, size, base, segments_size)
+        length = struct.calcsize(_PROGRAM_HEADER)
+        return struct.pack(
+            _PROGRAM_HEADER, PROGRAM_MAGIC, length, size, base, segments_size
+        )
 
     return _build(program, pte_tables.IDENTIFIER, header, segments_size)
 
@@ -143,8 +153,13 @@ def _finish_data(data: FlatTensor) -> _Structure:
     segments_size = _end(data.segments)
 
     def header(size: int) -> bytes:
+        """Return the extended header, for a flatbuffer of ``size`` bytes."""
         base = _base(size, segments_size)
-        return struct.pack("<4sIQQQQ", DATA_MAGIC, 40, 0, size, base, segments_size)
+        length = struct.calcsize(_DATA_HEADER)
+        start = 0  # of the flatbuffer
+        return struct.pack(
+            _DATA_HEADER, DATA_MAGIC, length, start, size, base, segments_size
+        )
 
     return _build(data, flat_tensor.IDENTIFIER, header, segments_size)
 

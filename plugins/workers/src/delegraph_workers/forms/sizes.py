@@ -390,5 +390,8 @@ def at(index: Any) -> int:
     A negative index would count from the end of a table.
     """
     if type(index) is not int or index < 0:
-        raise FormatError("format-invalid", f"{index!r:.80} is no index")
+        raise FormatError(
+            "format-invalid",
+            f"the serialized program has the index {index!r:.80}; indices are integers of 0 or more",
+        )
     return index
