@@ -177,16 +177,15 @@ class FileTimer(Protocol):
     """
 
     def spent(self, backend_id: str, seconds: float, read: Callable[[], Spent]) -> None:
-        """A call of a delegate took ``seconds`` in its runtime. Called before ``see``
-        gets the call.
+        """Record that a call of a delegate took ``seconds`` in its runtime. ``see`` gets
+        the instruction that made this call afterwards.
 
-        ``read()`` returns the times of the delegate's operators, and may take a while
-        itself.
+        ``read()`` returns the times of the delegate's operators. It may be slow.
         """
 
     def see(self, step: Step) -> None:
-        """An instruction has been executed. It began when the instruction before it
-        ended, or when the call began.
+        """Record that the instruction ``step`` has just ended. It began when the
+        previous instruction ended; the first began with the call of the method.
         """
 
 
@@ -393,10 +392,10 @@ class ProgramFormat:
         """Return name -> function for each method of the program in a file, called like
         the method that was saved.
 
-        A format with files that decide how much memory or how many loops a call takes
-        has the further parameters ``max_memory: int`` (bytes) and ``max_iterations:
-        int``, both with defaults. ``delegraph.load`` and ``delegraph run`` pass the
-        user's limits to them.
+        If a file decides how much memory or how many loop iterations a call takes, the
+        format's ``read`` also has the parameters ``max_memory: int`` (bytes) and
+        ``max_iterations: int``, both with defaults. ``delegraph.load`` and ``delegraph
+        run`` pass the user's limits to them.
         """
         raise NotImplementedError
 
@@ -489,10 +488,10 @@ class ProgramFormat:
 
     @staticmethod
     def node_of(identifier: Any) -> tuple[str, str]:
-        """Return (graph, node): the names in Model Explorer of the operator with a
-        delegate debug identifier, for node data.
+        """Return the names of an operator's graph and node in Model Explorer.
 
-        They are the names that the format's Model Explorer adapter gives.
+        Node data need the names that the format's Model Explorer adapter gives.
+        ``identifier``: the operator's delegate debug identifier.
         """
         raise NotImplementedError
 
@@ -521,7 +520,7 @@ def defines(kind: type[ProgramFormat], ability: str) -> bool:
     """Return whether the format ``kind`` overrides ``ability``, the name of a method of
     ``ProgramFormat``.
     """
-    # static: a class method would be a new object at each access
+    # ``getattr`` would return a new object for a class method at each access
     inherited = inspect.getattr_static(ProgramFormat, ability)
     return inspect.getattr_static(kind, ability) is not inherited
 

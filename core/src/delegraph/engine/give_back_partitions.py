@@ -24,16 +24,18 @@ from .partition_records import Partition, Plan, Tags, Work
 
 
 def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
-    """Take the partitions of ``refused`` out of ``plan``, and put their kept parts in.
+    """Take refused partitions out of ``plan``, and put their compiled parts in.
 
-    All of ``refused`` belong to ``plan``. Changes all fields of ``plan`` except
-    ``inner``. If no part of a decomposed call is delegated any more, the call is
-    restored in the program of ``plan``.
+    ``refused``: partitions of ``plan``, each with its compiled and its refused parts.
+    Changes all fields of ``plan`` except ``inner``. If no part of a decomposed call is
+    delegated any more, the call is restored in the program of ``plan``.
     """
     if not refused:
         return
-    gone = {one.work.partition.tag for one in refused}
-    kept = [work.partition for one in refused for work in one.kept]
+    gone = {narrowed.work.partition.tag for narrowed in refused}
+    kept: list[Partition] = []
+    for narrowed in refused:
+        kept += [work.partition for work in narrowed.kept]
     plan.partitions = [p for p in plan.partitions if p.tag not in gone] + kept
     tags_left = {node: _tags_left(node, tags, gone) for node, tags in plan.tags.items()}
     plan.tags = {node: tags for node, tags in tags_left.items() if tags}
@@ -46,8 +48,8 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
         for node, tags in plan.tags.items()
         if node.op != "placeholder" and tags[0] is not None
     }
-    for one in refused:
-        plan.refusals += _refusals(one, plan.tags)
+    for narrowed in refused:
+        plan.refusals += _refusals(narrowed, plan.tags)
     # the next backend and the host get restored calls instead of their parts
     with_boundary_type: set[str] = set()
     for partition in plan.partitions:
@@ -65,24 +67,24 @@ def _tags_left(
 ) -> tuple[str | None, ...]:
     """Return the ``tags`` of ``node`` without the partitions in ``gone``.
 
-    Only a constant has several tags. If a call on constants loses some of its
-    partitions, the host must compute the call: ``(a, b)`` without a is ``(None, b)``.
-    Partition b is compiled already, so it cannot get another output for the value. If
-    no partition remains, the result is empty. A placeholder is not computed, and never
-    gets None.
+    A call on constants has several tags if several partitions have a copy of it. If one
+    of them is gone, the host must compute the call, because the other partitions are
+    compiled already, and do not return its value. So ``(a, b)`` without ``a`` becomes
+    ``(None, b)``, where None is the host. If no partition remains, the result is empty.
     """
     remaining = tuple(tag for tag in tags if tag is not None and tag not in gone)
-    # shorter if a partition is gone, or if the host computes the call already (None)
-    for_host_too = node.op != "placeholder" and len(remaining) < len(tags)
-    return (None, *remaining) if remaining and for_host_too else remaining
+    if not remaining or node.op == "placeholder":
+        return remaining
+    host_computes = None in tags or any(tag in gone for tag in tags)
+    return (None, *remaining) if host_computes else remaining
 
 
 def _add_tags(plan: Plan, parts: Sequence[Partition]) -> None:
     """Add the tags of ``parts`` to ``plan``.
 
-    Some calls on constants get the host's tag, None, as well. No part returns the
-    result of such a call, because each part that uses it has a copy of the call. If the
-    host uses the result, or a partition without a copy, the host must compute it.
+    No part returns the result of a call on constants, because each part that uses the
+    result has a copy of the call. If the host or a partition without a copy uses the
+    result, the host must compute the call too. Then the call's first tag is None.
     """
     for part in parts:
         for node in (*part.constants, *part.nodes):
@@ -97,45 +99,47 @@ def _add_tags(plan: Plan, parts: Sequence[Partition]) -> None:
     for node in reversed(plan.program.graph.nodes):
         if (
             node in not_returned
-            and plan.tags[node][0] is not None  # the host's tag, None, is the first
+            and plan.tags[node][0] is not None  # the host does not compute it yet
             and _is_needed_elsewhere(node, plan.tags)
         ):
             plan.tags[node] = (None, *plan.tags[node])
 
 
 def _is_needed_elsewhere(node: Node, tags: Tags) -> bool:
-    """Return whether the host, or a partition without a copy of it, uses ``node``."""
-    # the tags of each user; a user without tags is on the host
-    users = (tags.get(user, (None,)) for user in node.users)
-    return any(None in of_user or not {*of_user} <= {*tags[node]} for of_user in users)
+    """Return whether the host, or a partition without a copy of ``node``, uses it."""
+    computing = set(tags[node])
+    for user in node.users:
+        # a user without tags is on the host, whose tag is None
+        if not computing.issuperset(tags.get(user, (None,))):
+            return True
+    return False
 
 
-def _refusals(refused: Narrowed, tags: Tags) -> list[Refusal]:
-    """Return the refusals of the partition's operators that the host computes now.
+def _refusals(narrowed: Narrowed, tags: Tags) -> list[Refusal]:
+    """Return the refusals of a partition's operators that the host computes now.
 
-    ``tags``: those of the plan, without the refused partition.
+    ``narrowed``: the partition with its refused parts. ``tags``: those of the plan,
+    without this partition.
     """
+    # for calls on constants, some of which are in no refused part
+    default = narrowed.work.not_compiled
     reasons: dict[Node, Refused | None] = {}
-    for work in refused.refused:
-        reasons.update(dict.fromkeys(work.partition.nodes, work.not_compiled))
-    # for a call on constants, which is in no refused part by itself
-    default = (
-        refused.refused[-1].not_compiled
-        if refused.refused
-        else refused.work.not_compiled
-    )
-    on_host = [
-        n
-        for n in refused.work.partition.nodes
-        if is_operator(n) and tags.get(n, (None,))[0] is None
-    ]
-    return [Refusal(node, _reason(reasons.get(node, default))) for node in on_host]
+    for part in narrowed.refused:
+        default = part.not_compiled
+        reasons.update(dict.fromkeys(part.partition.nodes, part.not_compiled))
+    refusals = []
+    for node in narrowed.work.partition.nodes:
+        is_on_host = tags.get(node, (None,))[0] is None
+        if is_operator(node) and is_on_host:
+            refusals.append(Refusal(node, _reason(reasons.get(node, default))))
+    return refusals
 
 
 def _reason(why: Refused | None) -> Reason:
-    """Return the reason for the operators of a partition that was refused for ``why``.
+    """Return the reason that the report has for operators of a refused partition.
 
-    Operators with the same ``cause`` are one row of the report.
+    ``why``: the compiler's refusal. The report has one row for all operators with the
+    same ``cause``.
     """
     assert why is not None
     verb = "failed on" if why.has_failed else "refused"
@@ -150,6 +154,7 @@ def given_back_row(backend: str, work: Work) -> GivenBack:
     """Return the report's row about a partition that ``backend`` refused."""
     assert work.not_compiled is not None
     nodes = work.partition.nodes
+    # the source of the node that the compiler named, or else of the first node
     source = work.not_compiled.error.source
     shown = source if isinstance(source, Source) else first_source(nodes)
     reason = work.not_compiled.reason

@@ -7,7 +7,7 @@ partition in another dtype (its *boundary type*), the host's program casts it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -37,8 +37,9 @@ def insert_delegates(
 ) -> ExportedProgram:
     """Return the program of ``plan`` in which calls of modules replace the partitions.
 
-    Partitions of subgraphs are replaced as well. ``work`` has the modules. ``handles``
-    yields debug handles for the calls. ``names`` yields names for the modules.
+    Partitions of subgraphs are replaced as well. ``work``: the work on all partitions,
+    with their modules. ``handles`` yields debug handles for the calls. ``names`` yields
+    names for the modules.
     """
     # names of attributes that the program fetches already: subgraphs, and delegates of
     # earlier backends
@@ -46,13 +47,13 @@ def insert_delegates(
     free_names = (name for name in names if name not in used_names)
     # a list: this graph takes its names before the subgraphs take theirs
     module_names = list(islice(free_names, len(plan.partitions)))
-    # (subgraph, its new program); first, because delegates inside may own constants
-    # that this graph then does not need
+    # (subgraph, its new program); subgraphs come before this graph, because it no
+    # longer needs constants that delegates in subgraphs own
     lowered = [
         (subgraph, insert_delegates(inner, work, handles, names))
         for subgraph, inner in plan.inner
     ]
-    # the constants of this graph that its subgraphs no longer need
+    # ``put_back`` returns the constants that the new subgraphs no longer need
     dropped = put_back(plan.program, lowered)
     modules = {w.partition.tag: w.module for w in work if w.plan is plan}
     host = _HostProgram(plan, dropped, iter(module_names))
@@ -117,10 +118,13 @@ class _HostProgram:
             return False
         if not node.users:
             return node not in dropped
-        # not needed if each user is computed only in partitions that own the constant
         tags = self.plan.tags
-        owning = {*tags.get(node, ())}
-        return not all(user in tags and {*tags[user]} <= owning for user in node.users)
+        owners = set(tags.get(node, ()))  # partitions that own the constant
+        for user in node.users:
+            # a user without tags is on the host, whose tag is None
+            if not owners.issuperset(tags.get(user, (None,))):
+                return True
+        return False
 
     def copy(self, node: Node) -> None:
         """Add a copy of ``node``, a placeholder or a node that the host computes."""
@@ -140,27 +144,31 @@ class _HostProgram:
         self.modules[name] = module
         fetching = self.graph.create_node("get_attr", name, name=name)
         fetching.meta = {"val": None, "debug_handle": handle}
-        dtypes = partition.boundary
-        args = [
-            self._cast(self.env[n], dtypes[n]) if n in dtypes else self.env[n]
-            for n in partition.inputs
-        ]
+        boundary = partition.boundary
+        args = []
+        for node in partition.inputs:
+            arg = self.env[node]
+            if node in boundary:
+                arg = self._cast(arg, boundary[node])
+            args.append(arg)
         call = self.graph.call_function(CALL_DELEGATE, (fetching, *args))
         vals = []  # recorded values of the delegate's results, in boundary types
         for k, node in enumerate(partition.outputs):
-            recorded = node.meta["val"]
-            val = as_dtype(recorded, dtypes[node]) if node in dtypes else recorded
-            vals.append(val)
             new = self.graph.call_function(operator.getitem, (call, k))
-            new.meta = {**node.meta, "val": val}
+            new.meta = dict(node.meta)
             new.meta.pop("delegation_tag", None)
-            self.env[node] = self._cast(new, recorded.dtype) if node in dtypes else new
+            self.env[node] = new
+            if node in boundary:
+                recorded = node.meta["val"]
+                new.meta["val"] = as_dtype(recorded, boundary[node])
+                self.env[node] = self._cast(new, recorded.dtype)
+            vals.append(new.meta["val"])
         call.meta = {"val": tuple(vals), "debug_handle": handle}
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
-        """Add a cast at the border of a delegate, and return it.
+        """Add a cast at the border of a delegate, and return the cast.
 
-        Reports do not count it as an operator, because it is marked as "boundary".
+        The mark "boundary" keeps reports from counting the cast as an operator.
         """
         new = cast(self.graph, node, dtype)
         new.meta["boundary"] = True
@@ -178,10 +186,9 @@ class _HostProgram:
                 values.append(self.env[value] if isinstance(value, Node) else value)
         self.graph.output(tuple(values)).meta = dict(output_node(program.graph).meta)
         outputs = name_outputs(specs, values)
-        fetched = (str(n.target) for n in self.env if n.op == "get_attr")
-        root: Mapping[str, object] = {
-            name: getattr(program.graph_module, name) for name in fetched
-        } | self.modules
+        fetched = [str(n.target) for n in self.env if n.op == "get_attr"]
+        root = {name: getattr(program.graph_module, name) for name in fetched}
+        root.update(self.modules)
         return build_program(
             root, self.graph, self.inputs, outputs, program, root_call(program)
         )

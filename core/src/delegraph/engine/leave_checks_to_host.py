@@ -44,23 +44,21 @@ def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
     Calls that only compute operands of these checks are among them.
     """
     provider = plan.provider
-    # the values that no delegate returns: apart from checks, only calls of the same
-    # partition use them
-    hidden = {
-        value
-        for value, partition in provider.items()
-        if value not in checks
-        and all(
-            user in checks or provider.get(user) is partition for user in value.users
-        )
-    }
+    # values that no delegate returns, because no call outside of their partition uses
+    # them, except checks
+    hidden: set[Node] = set()
+    for value, partition in provider.items():
+        if value not in checks:
+            users = [user for user in value.users if user not in checks]
+            if all(provider.get(user) is partition for user in users):
+                hidden.add(value)
     in_order = [n for n in plan.program.graph.nodes if n in checks]
     dropped: set[Node] = set()
     for node in in_order:
         if any(used in dropped or used in hidden for used in node.all_input_nodes):
             dropped.add(node)
     for node in reversed(in_order):  # users come first
-        # an operand that only dropped checks use
+        # the node only computes operands of dropped checks
         if node.target not in ASSERTIONS and dropped.issuperset(node.users):
             dropped.add(node)
     return dropped
@@ -75,7 +73,8 @@ def _note(assertions: Sequence[Node]) -> str:
     lines = dict.fromkeys(map(line_of, assertions))
     if not lines:
         return ""
-    first = next((f", first at {line}" for line in lines if line), "")
+    known = [line for line in lines if line]
+    first = f", first at {known[0]}" if known else ""
     return (
         f"{pluralize(len(lines), 'check')} of values inside of delegates dropped{first}"
     )

@@ -46,26 +46,26 @@ def normalize_programs(
     """
     result = Normalized({}, {}, [])
     for method, exported in programs.items():
-        # before ``normalize``, which replaces a batch norm that writes its statistics
-        # by another operator
-        if note := training_note(exported):
-            result.notes.append(f"{method} was {note}")
-        program, notes = normalize(exported)
-        result.notes.extend(f"{method} was {note}" for note in notes)
+        # before ``normalize``, which replaces the batch norms that the note is about
+        in_training = training_note(exported)
+        notes = [in_training] if in_training else []
+        program, new_notes = normalize(exported)
+        notes += new_notes
         if transforms.get(method):
             before = _types_of_tensors(program)
             for transform in transforms[method]:
-                program, notes = _transformed(program, transform)
-                result.notes.extend(f"{method} was {note}" for note in notes)
+                program, new_notes = _transformed(program, transform)
+                notes += new_notes
             if change := _first_change(before, _types_of_tensors(program)):
                 # the results can no longer be compared with those of eager
                 result.changed[method] = change
                 # torch's conditions on input sizes are wrong if dimensions moved
                 program._guards_code = []
+        result.notes.extend(f"{method} was {note}" for note in notes)
         result.programs[method] = program
     result.notes.extend(mark_shared_state(result.programs))
-    # After buffers that methods share are marked: no number may be read from a buffer
-    # that another method writes.
+    # ``fold_scalars`` must not read a number from a buffer that another method writes.
+    # So ``mark_shared_state`` had to mark these buffers first.
     for method, program in result.programs.items():
         folded = fold_scalars(program)
         if note := _folded_note(folded.numbers, folded.conditions):
@@ -109,9 +109,10 @@ def _types_of_tensors(program: ExportedProgram) -> dict[str, str]:
 
 
 def _first_change(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Describe the first input or output with another type than before.
+    """Describe the first input or output whose type a transform changed.
 
-    Returns "" if there is none. Inputs and outputs that are new do not count.
+    ``before`` and ``after``: name of an input or output -> type. Returns "" if no type
+    changed. New inputs and outputs do not count.
     """
     for name, kind in after.items():
         old = before.get(name, kind)

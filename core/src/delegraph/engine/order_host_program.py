@@ -24,14 +24,15 @@ from .partition_records import Partition, Plan, Unit
 
 
 def order(plan: Plan) -> list[Unit]:
-    """Return the host's nodes and the partitions, each after the ones that it needs.
+    """Return the units of ``plan`` in an order in which the host can run them.
 
-    Units that do not need each other are in graph order. So are calls that draw random
-    numbers, unless a partition needs another order. Raises ContractViolation, with the
-    path, if a partition would need its own result.
+    A unit is a partition, or a node that the host computes. Each unit comes after the
+    units that it needs; apart from that, units are in graph order. Calls that draw
+    random numbers keep their order, unless a partition makes that impossible. Raises
+    ContractViolation, with the path, if a partition needs its own result.
     """
     nodes = plan.program.graph.nodes
-    # position of the first node -> the unit that it belongs to
+    # position of a unit's first node -> the unit
     units: dict[int, Unit] = {}
     # id of a unit -> the position of its first node; by id, because a Partition cannot
     # be a key
@@ -46,14 +47,14 @@ def order(plan: Plan) -> list[Unit]:
         """Return the position of the unit of ``node``."""
         return position[id(plan.provider.get(node, node))]
 
-    # From here on, a unit (a partition, or a node of the host) is the position of its
-    # first node. If several units may run next, the unit with the smallest position
-    # runs. ``needs``: unit -> the units that have to run before that unit.
+    # From here on, the position of its first node stands for a unit. If several units
+    # may run next, ``sort_by_needs`` takes the one with the smallest position.
+    # ``needs``: unit -> the units that must run before it.
     needs = {
         k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()
     }
-    # to keep the order of the draws, each unit that draws random numbers also needs the
-    # previous unit that draws
+    # units that draw random numbers, each once; to keep their order, each also needs
+    # the one before it
     drawing = dict.fromkeys(
         position_of(n) for n in nodes if n.op == "call_function" and draws(n)
     )
@@ -87,7 +88,7 @@ def _sort_or_raise(
 
 
 def _computed_inputs(unit: Unit) -> list[Node]:
-    """Return the nodes that a unit gets from other units or from the host."""
+    """Return the inputs of ``unit`` that are results of other units."""
     inputs = unit.inputs if isinstance(unit, Partition) else unit.all_input_nodes
     return [node for node in inputs if node.op != "placeholder"]
 
@@ -96,7 +97,10 @@ def draws(node: Node) -> bool:
     """Return whether a call draws random numbers, by itself or in a subgraph."""
     if isinstance(node.target, OpOverload):
         return is_random(node)
-    return any(any(map(draws, all_nodes(graph))) for graph in subgraphs_of(node))
+    for graph in subgraphs_of(node):
+        if any(draws(inner) for inner in all_nodes(graph)):
+            return True
+    return False
 
 
 def random_notes(
@@ -114,7 +118,7 @@ def random_notes(
                 " a seed does not give those of eager"
             )
     for method, program in programs.items():
-        # debug handles grow in the order of eager's calls
+        # eager makes its calls in the order of their debug handles
         handles = [handle_of(n) for n in program.graph.nodes if draws(n)]
         if handles != sorted(handles):
             yield (

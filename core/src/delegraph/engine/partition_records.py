@@ -117,13 +117,13 @@ class Work:
     def to_delegate(self, name: str) -> DelegateInfo:
         """Set ``name``, and return the delegate that the partition became.
 
-        The work on an equal partition that comes later reads ``name`` for its origin.
+        If ``equal_to`` is set, its ``name`` must be set before: the origin shows it.
         """
         self.name = name
         operators = tuple(filter(is_operator, self.partition.nodes))
-        origin = (
-            self.origin if self.equal_to is None else f"equal to {self.equal_to.name}"
-        )
+        origin = self.origin
+        if self.equal_to is not None:
+            origin = f"equal to {self.equal_to.name}"
         return DelegateInfo(
             self.method, name, self.module, operators, self.seconds, origin
         )

@@ -145,6 +145,7 @@ def export_programs(
     with journal.step("export"):
         for method, source in sources.items():
             program = export_method(method, source)
+            # the user exported this program, perhaps with one tensor as two inputs
             if source.program is program and (note := equal_inputs_note(program)):
                 journal.notes.append(f"{method}: {note}")
             programs[method] = program
@@ -251,13 +252,13 @@ def _add_refusals(
 def _compute_left_constants(
     programs: dict[str, ExportedProgram], journal: Journal
 ) -> None:
-    """Compute the calls on constants that the host has after the last backend.
+    """Compute the calls on constants that the last backend gave back to the host.
 
-    ``Planner`` computes those that a partitioner refuses, but not those that the
-    compiler of the last backend refuses. Replaces changed programs in ``programs``, and
-    adds notes.
+    ``Planner`` computes calls that a partitioner refuses. It cannot compute calls that
+    only a compiler refuses. Replaces changed programs in ``programs``, and adds notes.
     """
     for method, program in programs.items():
+        # without tags, because delegates are modules now: all other calls are the host's
         if note := compute_constants(program, tags={}, also_delegated=False):
             journal.notes.append(f"{method}: {note}")
             programs[method] = rebuild(program)
@@ -313,11 +314,12 @@ def lower_programs(
     Returns method -> lowered program; the given programs do not change. ``turns``: for
     each backend, in order of preference, a mapping method -> partitioner. A backend is
     not asked about a method that its mapping lacks. ``transforms``: method -> functions
-    that change its normalized program. ``core_aten`` None: decompose nothing.
-    Otherwise, operators that no backend keeps are decomposed, and the host's calls are
-    brought into core ATen, except the operators in ``core_aten``. ``whole``: the one
-    delegate of a method takes all inputs of its program, in their order. ``registry``
-    None: the default registry.
+    that change its normalized program. ``whole``: the one delegate of a method takes
+    all inputs of its program, in their order. ``registry`` None: the default registry.
+
+    If ``core_aten`` is None, nothing is decomposed. Otherwise, operators that no
+    backend keeps are decomposed. The host's calls are also decomposed to core ATen,
+    except calls of the operators in ``core_aten``.
 
     Raises the error of a compiler that refuses a partition.
     """

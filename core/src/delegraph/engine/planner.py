@@ -63,18 +63,18 @@ class Planner:
         backend has no plan. Adds to ``notes``.
         """
         current = turns[0]
-        asked = {m: program for m, program in programs.items() if m in current}
+        to_plan = {m: program for m, program in programs.items() if m in current}
+        plans: dict[str, Plan] = {}
         with using_registry(registry):
-            # methods may share a partitioner: it is called once, for all of these
+            # ``check_settings`` may raise OptionError. If methods share a partitioner,
+            # it is called once, with all of their programs.
             for partitioner in {id(p): p for p in current.values()}.values():
-                own = {m: p for m, p in asked.items() if current[m] is partitioner}
+                own = {m: p for m, p in to_plan.items() if current[m] is partitioner}
                 check_settings(partitioner, own)
-            return {
-                method: self._plan_method(
-                    method, program, [turn[method] for turn in turns if method in turn]
-                )
-                for method, program in asked.items()
-            }
+            for method, program in to_plan.items():
+                partitioners = [turn[method] for turn in turns if method in turn]
+                plans[method] = self._plan_method(method, program, partitioners)
+        return plans
 
     def _plan_method(
         self, method: str, program: ExportedProgram, partitioners: Sequence[Partitioner]
@@ -92,9 +92,10 @@ class Planner:
             plan = self._plan(rebuild(plan.program), partitioners)
         also_delegated = support_of(partitioners[0]) is None
         # a loop, because each plan may leave other calls on constants to the host
-        while self._folds_constants and (
-            note := compute_constants(plan.program, plan.tags, also_delegated)
-        ):
+        while self._folds_constants:
+            note = compute_constants(plan.program, plan.tags, also_delegated)
+            if not note:
+                break
             self.notes.append(f"{method}: {note}")
             plan = self._plan(rebuild(plan.program), partitioners)
         if self._whole:
@@ -136,18 +137,15 @@ class Planner:
         ]
         if not now_delegated:
             return plan
-        # The backend refused the control flow that calls these subgraphs. Now that they
-        # are decomposed, it takes all calls in them. So it is asked again.
+        # The backend refused the control flow that calls these subgraphs, but takes all
+        # of their decomposed calls. So it may take the control flow now.
         put_back(plan.program, now_delegated)
         return self._plan(rebuild(plan.program), partitioners)
 
 
 def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
-    """Return whether decomposing changed ``subgraph`` so that all calls are delegated.
-
-    ``plan``: the plan of the subgraph.
-    """
-    # if something was decomposed, the plan has a new program
+    """Return whether ``plan`` decomposed ``subgraph``, and delegates all of its calls."""
+    # a plan that decomposed nothing has the program of the subgraph
     if plan.program is subgraph.program:
         return False
     calls = [n for n in plan.program.graph.nodes if n.op == "call_function"]
@@ -160,9 +158,9 @@ def compute_constants(
     """Replace the host's calls on constants alone by their values, and return a note.
 
     Returns "" if there are no such calls. ``tags``: those of the plan of ``program``.
-    ``also_delegated``: replace delegated calls as well. A partitioner without a support
-    check needs this. Its backend would compute these calls in each run, and the
-    operators that use them would not see that their weights are constant.
+    ``also_delegated``: replace delegated calls as well, because the partitioner has no
+    support check. Otherwise its delegates would compute these calls in each run, and
+    operators that use the results would not know that they are constant.
     """
     folded = fold_constants(
         program, lambda node: also_delegated or None in tags.get(node, (None,))

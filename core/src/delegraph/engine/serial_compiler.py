@@ -126,8 +126,8 @@ class _Job:
 def _compile(call: Sequence[_Job]) -> None:
     """Call a backend with the programs of ``call``, and store the ``result`` of each.
 
-    All requests of ``call`` have the same backend. If the backend refuses some of the
-    requests, the rest is compiled again. Raises errors that are no refusal.
+    All requests of ``call`` have the same backend. If the backend refuses some of them,
+    the others are compiled again. Raises the backend's error if it is no refusal.
     """
     backend = call[0].request.backend
     name = backend.kind.__name__
@@ -138,13 +138,15 @@ def _compile(call: Sequence[_Job]) -> None:
         programs.setdefault(method, []).append(job.program)
         specs.setdefault(method, []).append(list(job.request.compile_specs))
     # The backend gets the programs by method, and its results come in the same order.
-    in_order = [g for method in programs for g in call if g.request.method == method]
+    methods = list(programs)
+    in_order = sorted(call, key=lambda job: methods.index(job.request.method))
     try:
         returned = _call_backend(backend, in_order, programs, specs)
     except DelegraphError as error:
         is_refusal = isinstance(error, Unsupported) or may_be_refusal(error)
         if not is_refusal:
             raise
+        # the next calls need the weights and subgraphs that this call may have changed
         for job in call:
             check_shared(name, job.request.tag, job.before)
         _compile_again(call, error)
@@ -165,11 +167,13 @@ def _call_backend(
 ) -> Any:
     """Call ``preprocess_multimethod`` and return the unchecked results by method.
 
-    This is the only place where partitions are compiled. ``call``: the requests in the
-    order of ``programs``. Stores the time of a successful call in their ``seconds``.
+    No other function calls compilers of backends. ``call``: the requests in the order
+    of ``programs``. Sets their ``seconds`` to equal shares of the call's time.
     """
     places = ", ".join(job.request.place for job in call)
-    nodes = [n for job in call for n in job.program.graph.nodes]
+    nodes: list[Node] = []  # an error shows the line of the first
+    for job in call:
+        nodes += job.program.graph.nodes
     with nullcontext() if backend.kind.thread_safe else TRACING:
         start = time.perf_counter()
         with PluginCall(backend.kind, "preprocess", places, nodes, backend):
@@ -205,22 +209,18 @@ def _compile_again(call: Sequence[_Job], error: DelegraphError) -> None:
 
 
 def _concerned(call: Sequence[_Job], refusal: Unsupported) -> Sequence[_Job]:
-    """Return the requests that a refusal is about.
+    """Return the requests of ``call`` that ``refusal`` is about.
 
-    These are the requests with the node that the refusal names. If it names none, or a
-    node of no request, they are all requests of ``call``. Adds the source of the node
-    to a refusal without one.
+    If the refusal names a node, return the requests with this node. If it names none,
+    or no request has the node, return all of ``call``. Sets the source of the refusal
+    to that of the node, if it has none.
     """
     node = refusal.node
     if not isinstance(node, Node):
         return call
     refusal.source = refusal.source or source_of(node)
-    containing = [
-        job
-        for job in call
-        if any(n is node for n in all_nodes(job.program.graph_module))
-    ]
-    return containing or call
+    with_node = [job for job in call if node in all_nodes(job.program.graph_module)]
+    return with_node or call
 
 
 def fingerprint_of(
@@ -231,6 +231,7 @@ def fingerprint_of(
     Raises ContractViolation if the backend returns anything but a text or None.
     """
     kind = backend.kind
+    # raises ContractViolation, for example if @staticmethod is missing
     check_called_on_class(kind, "fingerprint", ("compile_specs",))
     with PluginCall(kind, "fingerprint", registry=backend):
         fingerprint = kind.fingerprint(list(compile_specs))
@@ -261,10 +262,10 @@ class Serial:
 
 
 class _SerialSession:
-    """The session of ``Serial``.
+    """A session that compiles in this process until a lowering needs an isolated backend.
 
-    ``_default``: the session of the default compiler; None until an isolated backend
-    needs it.
+    From then on, it passes all calls to ``_default``, the session of the installed
+    default compiler. Before, ``_default`` is None.
     """
 
     def __init__(self, registry: Registry, backends: Sequence[str]) -> None:
@@ -280,7 +281,7 @@ class _SerialSession:
     def __enter__(self) -> _SerialSession:
         """Start the default compiler if a backend is isolated, and return the session.
 
-        The start takes time, so it is not left to the first call.
+        ``compile`` starts it too, for backends that the caller did not name.
         """
         if any(self._registry.spec(name).traits.isolated for name in self._backends):
             self._begin_default()

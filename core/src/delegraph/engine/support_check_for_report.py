@@ -19,8 +19,9 @@ def repeatable_check(
 ) -> SupportCheck | None:
     """Return the support check that led to ``plan``; None if nothing can be predicted.
 
-    A prediction needs a refusal with ``Reason.unless``, and no subgraph on the host.
-    ``not_compiled``: calls that the partitioner takes and the compiler refuses. They
+    A prediction needs a refusal that names the change which would avoid it
+    (``Reason.unless``). It is not made for programs with subgraphs on the host.
+    ``not_compiled``: calls that the partitioner takes but the compiler refuses. They
     count as refused.
     """
     can_change = any(

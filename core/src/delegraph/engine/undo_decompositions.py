@@ -57,16 +57,16 @@ class Composites:
         """Remember a decomposition. Must be called before ``inlining.commit()``."""
         node = inlining.node
         parts = list(inlining.inserted())
-        # node with a result of the call -> the position of that result. A call with a
-        # single result is that node itself; results of other calls are unpacked.
-        positions: dict[Node, Any] = (
-            {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
-        )
+        # node with a result of the call -> the position of that result
+        positions: dict[Node, Any] = {node: 0}
+        if not inlining.single:
+            # each user unpacks one result: ``getitem(node, position)``
+            positions = {user: user.args[1] for user in node.users}
         values = inlining.results()
         results = {k: values[k] for k in sorted(set(positions.values()))}
-        self._replaced_by |= {
-            n: results[k] for n, k in positions.items() if isinstance(results[k], Node)
-        }
+        for old, k in positions.items():
+            if isinstance(results[k], Node):
+                self._replaced_by[old] = results[k]
         # A decomposition may return an operand of the call. Such a call is not
         # remembered, so it stays decomposed.
         if parts and all(result in parts for result in results.values()):
@@ -88,18 +88,18 @@ class Composites:
         with_boundary_type: Collection[str],
         refusals: Sequence[Refusal],
     ) -> list[Refusal]:
-        """Restore the calls without a delegated part, and return the new refusals.
+        """Restore the calls that ``_can_be_whole``, and return the new list of refusals.
 
-        Only calls that ``_can_be_whole`` are restored. ``taken``: the nodes that
-        partitions compute. ``with_boundary_type``: names of nodes for which a
-        partitioner chose a boundary type. ``refusals``: those for the decomposed graph.
-        If parts of a restored call were refused, the call gets one refusal instead.
+        If parts of a restored call were refused, one refusal of the call replaces
+        theirs. ``taken``: the nodes that partitions compute. ``with_boundary_type``:
+        names of nodes for which a partitioner chose a boundary type. ``refusals``:
+        those for the decomposed graph.
         """
         refusal_of = {r.node: r for r in refusals}
         erased: set[Node] = set()
         new_refusals: list[Refusal] = []
-        # without calls that have an erased part: that part was decomposed in turn, or
-        # the call is restored already
+        # Skip calls with an erased part. Either this part was decomposed itself, or the
+        # call is restored already.
         intact = [
             c for c in self._decomposed if not any(part._erased for part in c.parts)
         ]
@@ -111,7 +111,7 @@ class Composites:
                 first = _first_refusal(composite, refusal_of)
                 if first is not None:
                     new_refusals.append(Refusal(call, first.reason))
-        return [*(r for r in refusals if r.node not in erased), *new_refusals]
+        return [r for r in refusals if r.node not in erased] + new_refusals
 
     def present_node(self, node: Node) -> Node:
         """Return the node that has the value of ``node`` now.
@@ -130,11 +130,13 @@ class Composites:
     ) -> bool:
         """Return whether a call can be restored.
 
-        No part may be delegated or have a boundary type. Only parts may use the parts
-        that are no results. Every result must need every computed operand. Otherwise
-        the whole call could make a cycle: a delegate may use a result ``r`` and compute
-        an operand ``x`` that ``r`` does not need. The whole call would need ``x``, and
-        so its own result.
+        It cannot be if a part is delegated or has a boundary type, or if a call outside
+        uses a part that is no result.
+
+        Every result must need every computed operand. Otherwise the whole call could
+        make a cycle. For example, a delegate uses a result ``r``, and computes an
+        operand ``x`` that ``r`` does not need. The whole call would need ``x``, so it
+        would need the delegate, which needs ``r``.
         """
         parts = composite.parts
         if any(part in taken or part.name in with_boundary_type for part in parts):
@@ -171,9 +173,8 @@ class Composites:
             )
             call = graph.call_function(composite.target, args, kwargs)
             call.name = composite.name
-            call.meta = {
-                k: v for k, v in composite.meta.items() if k != "delegation_tag"
-            }
+            call.meta = dict(composite.meta)
+            call.meta.pop("delegation_tag", None)
             for k, result in composite.results.items():
                 replacement = call
                 if not composite.single:

@@ -69,9 +69,9 @@ class _Border:
         """Return whether the delegate ``module`` has the same inputs and outputs as the
         method, in the same order.
         """
-        return self.inputs == self.passed and self.outputs == list(
-            range(len(module.outputs))
-        )
+        # result k of the method has to be output k of the delegate
+        own_outputs = list(range(len(module.outputs)))
+        return self.inputs == self.passed and self.outputs == own_outputs
 
 
 def whole_delegate(
@@ -145,7 +145,7 @@ def _origin_of(value: Any, call: Node, position: int) -> int | Node:
         return origin
     if origin.args[0] is not call:
         raise _cannot(f"the host computes result {position} ({origin.name})")
-    return int(origin.args[1])  # type: ignore[arg-type]
+    return int(origin.args[1])  # type: ignore[arg-type]  # getitem(call, position)
 
 
 def _through_casts(node: Any) -> Node:
@@ -201,7 +201,10 @@ class _Build:
         self.tensors: dict[str, torch.Tensor] = {}
 
     def program(self) -> ExportedProgram:
-        """Return the new program: constants first, as in the programs of partitions."""
+        """Return the new program.
+
+        Its constants come before its inputs, as in the programs of partitions.
+        """
         part = self.part
         for node, spec in placeholders(part):
             if spec.kind is not InputKind.USER_INPUT:
@@ -220,7 +223,7 @@ class _Build:
             self.outputs,
             part,
             call,
-            check=False,
+            check=False,  # the tensors of the host's constants are added below
         )
         for target, tensor in self.tensors.items():
             table: Any = (
@@ -252,8 +255,8 @@ class _Build:
     def _add_constants(self) -> None:
         """Add the constants that the host passes to the delegate or returns.
 
-        The constants that the delegate owns must have been added before. One of these
-        may also be a constant of the host: it is not added again.
+        The delegate's own constants must have been added before. A constant that both
+        the host and the delegate have is not added again.
         """
         # target of a constant that the delegate owns -> its placeholder
         own_constants = {
@@ -261,10 +264,9 @@ class _Build:
             for node, spec in placeholders(self.part)
             if spec.kind in CONSTANT_KINDS
         }
+        needed = {*self.border.outputs, *self.border.passed}
         for node, spec in placeholders(self.host):
-            if spec.kind in CONSTANT_KINDS and (
-                node in self.border.outputs or node in self.border.passed
-            ):
+            if spec.kind in CONSTANT_KINDS and node in needed:
                 if spec.target in own_constants:
                     self.env[node] = self.env[own_constants[spec.target]]
                 else:
@@ -290,9 +292,7 @@ class _Build:
         for node, own_input in input_for.items():
             # not added above, so the host passes a constant as this input
             if own_input not in self.env:
-                self.env[own_input] = self._in_border_dtype(
-                    self.env[node], self.module.boundary_types.get(node.name)
-                )
+                self.env[own_input] = self._in_border_dtype(node)
 
     def _add_output(self) -> None:
         """Add the output of the graph, and its specs to ``outputs``.
@@ -316,28 +316,26 @@ class _Build:
         self.graph.output(tuple(values))
 
     def _result(
-        self, origin: int | Node, own: Sequence[Node], taken: Collection[Node]
+        self, origin: int | Node, own: Sequence[Node], returned: Collection[Node]
     ) -> Node:
         """Return the node of the result that comes from ``origin``.
 
-        ``origin``: as in ``_Border.outputs``. ``own``: the delegate's outputs. Each
-        result must be a node of its own. So placeholders, and nodes in ``taken`` (those
-        that are returned already), get a clone.
+        ``origin``: the position of one of the delegate's outputs ``own``, or a
+        placeholder of the host. The result is a clone of a placeholder, and of a node
+        in ``returned``, because each node may be returned only once.
         """
         if isinstance(origin, int):
             value = own[origin]
-            return self._clone(value) if value in taken else value
-        return self._clone(
-            self._in_border_dtype(
-                self.env[origin], self.module.boundary_types.get(origin.name)
-            )
-        )
+            return self._clone(value) if value in returned else value
+        return self._clone(self._in_border_dtype(origin))
 
-    def _in_border_dtype(self, value: Node, dtype: torch.dtype | None) -> Node:
-        """Return ``value`` in ``dtype``, in which it crosses the border.
+    def _in_border_dtype(self, node: Node) -> Node:
+        """Return the new graph's value of ``node``, a placeholder of ``host``.
 
-        Adds a cast if the dtypes differ. ``dtype`` None: the dtype of ``value``.
+        Adds a cast if the value has a boundary type, and another dtype.
         """
+        value = self.env[node]
+        dtype = self.module.boundary_types.get(node.name)
         if dtype is None or value.meta["val"].dtype is dtype:
             return value
         new = cast(self.graph, value, dtype)

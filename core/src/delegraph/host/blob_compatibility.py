@@ -67,9 +67,10 @@ class ProgramCompatibility:
         """
         lines = [f"can run here: {self.verdict or 'not known'}"]
         for row in self.to_json()["delegates"]:
-            producer = row["producer"]
-            if producer:
-                known = filter(None, (producer, row["fingerprint"]))
+            producer = ""
+            if row["producer"]:
+                # the fingerprint may be ""
+                known = filter(None, (row["producer"], row["fingerprint"]))
                 producer = f" ({', '.join(known)})"
             lines.append(
                 f"  {row['method']}  {row['backend']}{producer} "
@@ -85,11 +86,11 @@ def compatibility_of(
     registry: Registry,
     device: str | None = None,
 ) -> Compatibility | None:
-    """Return whether the runtime of ``header.backend_id`` can run the blob, by the
-    runtime's ``compatible``; None if the runtime does not know.
+    """Return the answer of a runtime's ``compatible``, whether it can run a blob; None
+    if the runtime does not know.
 
     The verdict is also "cannot" if the backend has no usable runtime here, or if the
-    runtime raises OptionError or FormatError; the reason is the error's message.
+    runtime raises OptionError or FormatError. Then the reason is the error's message.
     ``compile_specs``: those with which the blob was compiled. ``device``: the device in
     question; None for this host. Raises ContractViolation if the runtime returns
     anything else than a Compatibility or None, PluginFailed if it raises another error.

@@ -78,10 +78,10 @@ class DelegateHook:
         return runtime.load
 
     def wrap(self, run: Callable[..., Any], attribute: Attribute) -> Delegate:
-        """Return a function of the inputs that returns only the outputs.
+        """Return ``run``, the loaded blob, as a function that returns only the outputs.
 
-        ``run``: the loaded blob, which may return values or times, too. ``attribute``:
-        for further functions of the plugin that the result calls.
+        A hook's ``loader`` may make ``run`` return values or times, too. ``attribute``:
+        makes errors name the plugin, if the hook calls further functions of it.
         """
         return run
 
@@ -130,7 +130,8 @@ class Delegates:
         ``module`` makes it.
         """
         table = self._stateful if module.state else self._shared
-        # ``setdefault``: if two threads come at once, both get the same delegate
+        # Making a LoadedDelegate is cheap: its blob is loaded later. ``setdefault``: if
+        # two threads come at once, both get the same delegate.
         loaded = LoadedDelegate(module, self, self._hook_of(module))
         return table.setdefault(module, loaded)
 
@@ -272,11 +273,12 @@ class LoadedDelegate:
         that runs it.
 
         Keeps the function in ``_run``, and sets ``_lock``, ``_copies`` and
-        ``_any_strides`` as the runtime needs them. If the backend has no runtime,
-        NoRuntime is raised. If ``on_missing`` is "eager", the function instead runs the
-        original operators in eager PyTorch; this is not possible for a delegate from a
-        file, which has no original operators. Raises FormatError if the blob is damaged,
-        or if the runtime refuses a blob from a file.
+        ``_any_strides`` as the runtime needs them. Raises FormatError if the blob is
+        damaged, or if the runtime refuses a blob from a file.
+
+        Raises NoRuntime if the backend has no runtime. But if ``on_missing`` is
+        "eager", the function then runs the original operators in eager PyTorch. A
+        delegate from a file has no original operators, so NoRuntime is raised for it.
         """
         module = self._module
         registry = self._delegates.registry
@@ -291,7 +293,7 @@ class LoadedDelegate:
             # write state into the program's tensors, and refuse other strides than the
             # recorded ones. Delegates inside have no hook: observers know only the
             # program's own.
-            inner = Delegates(registry, self._delegates.on_missing)
+            inner = Delegates(registry, "eager")
             with self._lock:
                 self._run = self._run or Executable(module.original_module, inner)
                 return self._run
@@ -305,6 +307,7 @@ class LoadedDelegate:
         with self._lock:
             if self._run is None:
                 if isinstance(module, StoredDelegate):
+                    # raises FormatError for a blob of another device, for example
                     expect_compatible(module.header, module.compile_specs, registry)
 
                 where, nodes = module.where_and_nodes
@@ -337,12 +340,13 @@ class LoadedDelegate:
         if not isinstance(results, (tuple, list)):
             raise self._wrong_results(type(results).__name__)
         checks = self._checks
-        if checks is None or (
-            len(results) == len(checks)
-            and all(fits(r) for fits, r in zip(checks, results, strict=True))
-        ):
-            return tuple(results)
-        raise self._wrong_results([_type_of(r) for r in results])
+        if checks is not None:
+            fit = len(results) == len(checks) and all(
+                fits(result) for fits, result in zip(checks, results, strict=True)
+            )
+            if not fit:
+                raise self._wrong_results([_type_of(r) for r in results])
+        return tuple(results)
 
     def _wrong_results(self, returned: Any) -> ContractViolation:
         """Return the error for results that are not as recorded. ``returned`` describes
@@ -371,21 +375,22 @@ def _type_check(output: Argument) -> Callable[[Any], bool]:
 
 def _type_of(value: Any) -> Any:
     """Return (dtype, shape) of a tensor or an ``Argument``, or "number"; for messages."""
-    has_type = isinstance(value, (torch.Tensor, Argument)) and value.dtype is not None
-    return (value.dtype, tuple(value.shape or ())) if has_type else "number"
+    if isinstance(value, (torch.Tensor, Argument)) and value.dtype is not None:
+        return value.dtype, tuple(value.shape or ())
+    return "number"
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def uncompiled(function: Function) -> Function:
-    """Return ``function`` as a function at which torch.compile breaks its graph: these
-    calls are not compiled.
+    """Return ``function`` as a function that torch.compile calls but does not compile.
 
     Without this, Dynamo would trace code that reads tables and runs engines. A call
     while torch.export traces raises InputError.
     """
-    # a list and no cache: Dynamo warns of functions with a cache
+    # empty until the first call under Dynamo; not ``functools.cache``, because Dynamo
+    # warns of it
     disabled: list[Callable[..., Any]] = []
 
     @wraps(function)
@@ -399,7 +404,8 @@ def uncompiled(function: Function) -> Function:
                 " delegates it cannot trace",
                 hint="export the model without it; lower the result",
             )
-        # without Dynamo nothing is compiled; importing it takes more than a second
+        # ``torch.compiler.disable`` imports Dynamo, which takes more than a second. If
+        # Dynamo is not imported yet, nothing is compiled.
         if "torch._dynamo" in sys.modules:
             if not disabled:
                 # keeps Dynamo from compiling the functions that ``function`` calls
@@ -532,9 +538,9 @@ class Executable:
         delegates: Delegates | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """``delegates``: a table of delegates, of which this instance makes its own by
-        ``fresh``; None for a program that calls no delegate. ``observer``: gets each
-        node and its value.
+        """``delegates``: those of any instance, of which this instance uses ``fresh()``;
+        None for a program that calls no delegate. ``observer``: gets each node and its
+        value.
         """
         self._method = program if isinstance(program, Method) else Method(program)
         self.program = self._method.program
@@ -589,13 +595,11 @@ class Executable:
                 _check_strides(pinned, flat[pinned.position])
             try:
                 results = run(*self._state.values(), *flat)
-            # errors of operators for sizes that do not fit
+            except DelegraphError:
+                raise
+            # operators raise these for sizes that do not fit
             except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
-                wrong_size = (
-                    None
-                    if isinstance(error, DelegraphError)
-                    else failed_at(self.program, flat, error)
-                )
+                wrong_size = failed_at(self.program, flat, error)
                 if wrong_size is None:
                     raise
                 raise wrong_size from error
@@ -627,8 +631,8 @@ class Executable:
         observer: Observer,
         hook_of: Callable[[LoweredBackendModule], DelegateHook],
     ) -> Executable:
-        """Return the method in its initial state, which passes each node and its value
-        to ``observer``. For ``hook_of`` see ``Delegates``.
+        """Return a new instance of the method that passes each node and its value to
+        ``observer``. ``hook_of``: as in ``Delegates``.
         """
         assert self._delegates is not None
         registry = self._delegates.registry

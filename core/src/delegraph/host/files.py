@@ -129,8 +129,10 @@ class LoadedProgram:
 
     @property
     def only_method(self) -> str:
-        """Return the name of the method for calls that name none: the only method, or
-        "forward", also if there is no such method.
+        """Return the name of the method for calls that name none.
+
+        It is the name of the only method, or "forward" if there are several, even if
+        "forward" is not one of them.
         """
         return self.methods[0] if len(self._methods) == 1 else "forward"
 
@@ -246,10 +248,10 @@ class FileFormat:
         """Return backend id -> kind of native code, for the delegates that are native
         code where they run.
 
-        ``runtime``: a runtime that executes the whole file; None: the runtimes of the
-        backends. With ``runtime``, all delegates count as native code, because it
-        executes them with native code of its own. {} for a format that does not list
-        its delegates.
+        ``runtime``: the runtime that executes the whole file; None if each delegate
+        runs in the runtime of its backend. A ``runtime`` executes native code for each
+        delegate, so all delegates count. Returns {} if the format does not list its
+        delegates.
         """
         if not self.defines("blobs"):
             return {}
@@ -263,7 +265,7 @@ class FileFormat:
 
     def check_native(self, runtime: str | None = None) -> None:
         """Raise InputError if the file has delegates that are native code. The error
-        names the first.
+        names the first of them. ``runtime``: as in ``native_blobs``.
         """
         for backend_id, kind in self.native_blobs(runtime).items():
             raise _native_refused(self.path, backend_id, kind)

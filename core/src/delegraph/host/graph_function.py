@@ -51,18 +51,19 @@ BindDelegate = Callable[[LoweredBackendModule], BoundDelegate]
 
 
 def eager_target(node: Node) -> Any:
-    """Return the function that computes ``node`` as eager PyTorch did, for values with
-    any strides.
+    """Return the function that computes ``node`` for values with any strides.
 
-    This is the node's own operator, except for a view. A view becomes a ``reshape``,
-    which copies if the strides allow no view.
+    It is the node's own operator, except for a view. In place of a view, it is
+    ``reshape``, which copies if the strides allow no view.
     """
     return RESHAPE if node.target in VIEWS else node.target
 
 
 def is_observable(owner: Node) -> bool:
-    """Return whether an ``Observer`` can see the values in the subgraph that ``owner``,
-    a ``get_attr`` node, fetches: all calls that get the subgraph are in OBSERVABLE.
+    """Return whether an ``Observer`` can see the values in a subgraph.
+
+    It can if all calls that get the subgraph are in OBSERVABLE. ``owner``: the
+    ``get_attr`` node that fetches the subgraph.
     """
     return all(
         getattr(user.target, "__name__", "") in OBSERVABLE for user in owner.users
@@ -142,6 +143,8 @@ class GraphFunction:
         """
         values = dict(zip(self._graph.parameters, inputs, strict=True))
         observer = self._observer
+        # in a subgraph, ``_observed`` calls ``enter`` and ``leave`` instead of ``begin``
+        # and ``end``
         is_whole = not self._graph.is_subgraph
         if observer is not None and is_whole:
             observer.begin(dict(values))
@@ -149,6 +152,7 @@ class GraphFunction:
             try:
                 value = function(
                     *map_arg(args, values.__getitem__),
+                    # most calls have no kwargs, and ``map_arg`` takes time
                     **(map_arg(kwargs, values.__getitem__) if kwargs else {}),
                 )
                 if layout is not None:
@@ -161,7 +165,7 @@ class GraphFunction:
             values[node] = value
             if observer is not None:
                 observer.see(node, value)
-            del value
+            del value  # ``values`` has the only reference, which may be deleted below
             for other in unused:
                 values.pop(other, None)
         if observer is not None and is_whole:
@@ -198,9 +202,8 @@ class GraphFunction:
     def _function_of(self, node: Node) -> tuple[Function, tuple[Any, ...]]:
         """Return the function that computes ``node``, and its arguments.
 
-        If another rank of a squeeze would break later calls, the function checks the
-        rank. If ``node`` casts indices for a delegate, the function checks that they
-        are in range.
+        A cast of indices for a delegate also checks that they are in range. A squeeze
+        also checks the rank of its result, if another rank would break later calls.
         """
         if node.target is CALL_DELEGATE:
             delegate, *inputs = node.args
@@ -210,13 +213,14 @@ class GraphFunction:
         if _casts_indices(node):
             return _checking_indices(target, node), node.args
         if squeeze_breaks_rank(node, self._graph.is_subgraph):
-            return lambda *a, **k: check_rank(target(*a, **k), node), node.args
+            return (lambda *a, **k: check_rank(target(*a, **k), node)), node.args
         return target, node.args
 
 
 def _last_uses(graph: torch.fx.Graph) -> dict[Node, list[Node]]:
-    """Return node -> the nodes with values that can be deleted after it: those among
-    its operands and the node itself that no later node uses.
+    """Return node -> the values that can be deleted after it has been computed.
+
+    These are its operands and its own value, if no later node uses them.
     """
     used_later: set[Node] = set()
     uses: dict[Node, list[Node]] = {}
