@@ -1,8 +1,7 @@
-"""The compiler demo behind ``lower``, ``to_backend`` and the command line: values,
-partitions, limits, refusals.
-"""
+"""The compiler demo as the backend of ``lower``, ``to_backend`` and the command line."""
 
 import json
+import math
 import struct
 
 import delegraph
@@ -28,11 +27,14 @@ from .support.programs import CASES, lower, module_with_weights, randn
 NAME = "BackendWithCompilerDemo"
 
 
-def reason_for(function, *inputs, **more):
-    """What the partitioner says of a program with one call; lowering might go on to
-    decompose the call.
+def reason_for(function, *inputs, dynamic_shapes=None):
+    """Return why the partitioner refuses the only call of ``function``.
+
+    ``lower`` is not used, because it might decompose the call.
     """
-    program = torch.export.export(module_with_weights(function), inputs, **more)
+    program = torch.export.export(
+        module_with_weights(function), inputs, dynamic_shapes=dynamic_shapes
+    )
     (refusal,) = CompilerDemoPartitioner().partition(program).refusals
     return refusal.reason
 
@@ -56,50 +58,56 @@ def test_mm_and_add_with_three_inputs():
     lowered = lower(
         lambda m, a, x, b: torch.mm(a, x) + b, randn(2, 2), randn(2, 2), randn(2, 2)
     )
+
     (delegate,) = lowered.delegates
     assert not lowered.report.refusals
     assert len(delegate.inputs) == 3
     assert delegate.module.meta["debug_handle_map"] == {0: (1,), 1: (2,)}
-    fresh = torch.eye(2), randn(2, 2) * 3, torch.ones(2, 2)
-    assert lowered.verify(*fresh).relative_error <= 1e-6
+    other_inputs = (torch.eye(2), randn(2, 2) * 3, torch.ones(2, 2))
+    assert lowered.verify(*other_inputs).relative_error <= 1e-6
 
 
-def test_two_partitions_around_an_operator_that_is_not_compiled():
+def test_an_unsupported_operator_separates_two_partitions():
     def function(m, a, x, b):
         y = torch.mm(a, x) + b
-        y = y - a
+        y = y - a  # the handle 3
         return torch.mm(a, y) + b
 
-    inputs = randn(2, 2), randn(2, 2), randn(2, 2)
+    inputs = (randn(2, 2), randn(2, 2), randn(2, 2))
+
     lowered = lower(function, *inputs)
-    assert [delegate.name for delegate in lowered.delegates] == [
-        "lowered_module_0",
-        "lowered_module_1",
-    ]
+
+    first, second = lowered.delegates
+    assert first.name == "lowered_module_0"
+    assert first.module.meta["debug_handle_map"] == {0: (1,), 1: (2,)}
+    assert second.name == "lowered_module_1"
+    assert second.module.meta["debug_handle_map"] == {0: (4,), 1: (5,)}
     assert lowered.report.host == {"forward": {"aten.sub.Tensor": 1}}
-    assert [
-        delegate.module.meta["debug_handle_map"] for delegate in lowered.delegates
-    ] == [
-        {0: (1,), 1: (2,)},
-        {0: (4,), 1: (5,)},
-    ]
     assert lowered.verify(*inputs).relative_error <= 1e-6
 
 
 def test_results_are_computed_from_the_blob_alone():
-    """Another program's blob in the same place computes the other program."""
-    plus, times = (
-        lower(f, randn(3), randn(3))
-        for f in (lambda m, x, y: x + y, lambda m, x, y: x * y)
-    )
+    """With the blob of another program, a program computes the other one."""
+    plus = lower(lambda m, x, y: x + y, randn(3), randn(3))
+    times = lower(lambda m, x, y: x * y, randn(3), randn(3))
+
     plus.delegates[0].module.blob = times.delegates[0].processed_bytes
-    assert plus(torch.full((3,), 5.0), torch.full((3,), 7.0)).tolist() == [35, 35, 35]
+
+    assert plus(torch.full((3,), 5.0), torch.full((3,), 7.0)).tolist() == [5 * 7] * 3
 
 
 @pytest.mark.parametrize(
-    ("backends", "called"), [([], [0, 0]), (["compiler-demo"], [0, 0, 1])]
+    ("backends", "called"),
+    [
+        # the two calls in Outer; its add runs on the host or is a delegate
+        ([], ["lowered_module_0", "lowered_module_0"]),
+        (
+            ["compiler-demo"],
+            ["lowered_module_0", "lowered_module_0", "lowered_module_1"],
+        ),
+    ],
 )
-def test_a_lowered_module_used_twice_in_another_module(backends, called):
+def test_a_lowered_module_can_be_called_twice(backends, called):
     program = torch.export.export(
         module_with_weights(lambda m, x: torch.sin(x) * 2), (randn(3),)
     )
@@ -112,26 +120,27 @@ def test_a_lowered_module_used_twice_in_another_module(backends, called):
         def forward(self, x):
             return torch.add(self.inner(x), self.inner(x))
 
-    lowered = delegraph.lower(
-        torch.export.export(Outer().eval(), (randn(3),)), backends=backends
-    )
+    outer = torch.export.export(Outer().eval(), (randn(3),))
+
+    lowered = delegraph.lower(outer, backends=backends)
+
     nodes = lowered.exported_program().graph.nodes
-    assert [n.target for n in nodes if n.op == "get_attr"] == [
-        f"lowered_module_{k}" for k in called
-    ]
+    assert [node.target for node in nodes if node.op == "get_attr"] == called
     x = randn(3) * 2
     torch.testing.assert_close(lowered(x), torch.sin(x) * 4)
 
 
 def test_written_buffers_stay_on_the_host():
-    """A buffer that is written is an input of the delegate, not a weight of it."""
+    """Their value changes, so it is an input of the delegate and not in the blob."""
 
     def function(m, x):
         m.w0.add_(x)
         return m.w0 * 2
 
     lowered = lower(function, torch.ones(3), weights=[torch.zeros(3)])
-    assert [lowered(torch.ones(3)).tolist() for _ in range(2)] == [[2, 2, 2], [4, 4, 4]]
+
+    assert lowered(torch.ones(3)).tolist() == [2, 2, 2]
+    assert lowered(torch.ones(3)).tolist() == [4, 4, 4]
 
 
 # --- weights --------------------------------------------------------------------------
@@ -139,7 +148,9 @@ def test_written_buffers_stay_on_the_host():
 
 def test_weights_are_named_data_and_not_in_the_blob():
     weight = randn(64, 64)
+
     lowered = lower(lambda m, x: torch.mm(x, m.w0), randn(2, 64), weights=[weight])
+
     (delegate,) = lowered.delegates
     ((key, data),) = delegate.module.named_data().items()
     assert key.startswith("compiler-demo/")
@@ -147,39 +158,53 @@ def test_weights_are_named_data_and_not_in_the_blob():
     assert len(delegate.processed_bytes) < 150
 
 
-def test_weights_in_another_order_of_memory():
+def test_weights_that_are_not_contiguous_compute_as_eager():
     weight = randn(4, 3).t()
     assert not weight.is_contiguous()
     lowered = lower(lambda m, x: torch.mm(x, m.w0), randn(2, 3), weights=[weight])
     assert lowered.verify(randn(2, 3)).relative_error <= 1e-6
 
 
-def test_weights_are_shared_by_content():
-    """Within a delegate, by two delegates, and by two programs that go into one file."""
+@pytest.fixture
+def shared():
+    """Return a weight, and the stores of three delegates that use it.
 
-    def function(m, x):
+    The first two delegates are of one program, which has two equal weights. The third
+    delegate has another weight in addition.
+    """
+
+    def three_products(m, x):
         x = torch.mm(torch.mm(x, m.w0), m.w1)
-        return torch.mm(torch.cos(x), m.w0)
+        return torch.mm(torch.cos(x), m.w0)  # cos separates the delegates
+
+    def product_and_sum(m, x):
+        return torch.mm(x, m.w0) + m.w1
 
     weight = randn(4, 4)
     other = randn(4, 4) + 1
-    lowered = lower(function, randn(2, 4), weights=[weight, weight.clone()])
-    second = lower(
-        lambda m, x: torch.mm(x, m.w0) + m.w1, randn(4, 4), weights=[weight, other]
-    )
-    stores = [
-        d.module.named_data_store_output
-        for d in (*lowered.delegates, *second.delegates)
-    ]
-    assert [len(s.buffers) for s in stores] == [1, 1, 2]
+    first = lower(three_products, randn(2, 4), weights=[weight, weight.clone()])
+    second = lower(product_and_sum, randn(4, 4), weights=[weight, other])
+    delegates = [*first.delegates, *second.delegates]
+    return weight, other, [d.module.named_data_store_output for d in delegates]
+
+
+def test_equal_weights_of_a_delegate_are_stored_once(shared):
+    _, _, stores = shared
+
+    assert [len(store.buffers) for store in stores] == [1, 1, 2]
+
+
+def test_equal_weights_of_several_delegates_are_stored_once_in_a_file(shared):
+    weight, other, stores = shared
     merged = NamedDataStore()
+
     for store in stores:
         merged.merge_named_data_store(store)
-    together = merged.get_named_data_store_output()
-    assert len(together.pte_data) == 2
-    assert sorted(together.buffers) == sorted(
-        w.numpy().tobytes() for w in (weight, other)
-    )
+
+    in_file = merged.get_named_data_store_output()
+    assert len(in_file.pte_data) == 2
+    expected = [weight.numpy().tobytes(), other.numpy().tobytes()]
+    assert sorted(in_file.buffers) == sorted(expected)
 
 
 def test_equal_bytes_in_two_shapes_are_stored_once():
@@ -196,22 +221,25 @@ def test_equal_bytes_in_two_shapes_are_stored_once():
 # --- max_value ------------------------------------------------------------------------
 
 
-def test_an_input_beyond_max_value():
+def test_an_input_beyond_max_value_is_an_error():
     lowered = lower(lambda m, x: torch.sin(x), torch.ones(1), max_value=1)
-    assert lowered(torch.ones(1)).item() == pytest.approx(0.841471, abs=1e-6)
+    assert lowered(torch.ones(1)).item() == pytest.approx(math.sin(1), abs=1e-6)
+
     with pytest.raises(
         RuntimeError,
         match=r"input 0 has an element of absolute value 2; max_value is 1",
     ) as caught:
         lowered(torch.tensor([-2.0]))
+
     assert isinstance(caught.value, ValueOutOfRange)
     assert isinstance(caught.value, DelegraphError)
     assert caught.value.code == "compiler-demo/out-of-range"
 
 
-def test_a_result_beyond_max_value():
+def test_a_result_beyond_max_value_is_an_error():
     lowered = lower(lambda m, x: torch.sin(x * 3 + x), torch.ones(1), max_value=3.5)
-    lowered(torch.full((1,), 0.875))
+    lowered(torch.full((1,), 3.5 / 4))
+
     with pytest.raises(
         ValueOutOfRange,
         match=r"a result of aten\.add\.Tensor has an element of absolute value 4",
@@ -226,18 +254,21 @@ def test_infinite_values_exceed_max_value(value):
         lowered(torch.tensor([0.0, value]))
 
 
-def test_without_max_value_everything_goes():
+def test_without_max_value_all_numbers_are_accepted():
     lowered = lower(lambda m, x: x + x, torch.ones(2))
-    assert lowered(torch.tensor([float("inf"), 1e38])).tolist()[0] == float("inf")
+
+    result = lowered(torch.tensor([float("inf"), 1e38]))
+
+    assert result[0] == float("inf")
 
 
-def test_nothing_is_within_any_range():
+def test_empty_tensors_do_not_exceed_max_value():
     lowered = lower(lambda m, x: torch.sin(x), torch.ones(0), max_value=0)
     assert lowered(torch.ones(0)).shape == (0,)
 
 
 @pytest.mark.parametrize("value", [bytes([2]), struct.pack("<d", 2.0)])
-def test_max_value_as_a_compile_spec(value):
+def test_a_compile_spec_may_be_an_integer_or_a_double(value):
     program = torch.export.export(
         module_with_weights(lambda m, x: x * 2), (torch.ones(1),)
     )
@@ -246,13 +277,14 @@ def test_max_value_as_a_compile_spec(value):
     run = runtime.load(
         lowered.processed_bytes, lowered.compile_specs, lowered.named_data()
     )
+
     assert run(torch.ones(1))[0].item() == 2
     with pytest.raises(ValueOutOfRange):
         run(torch.full((1,), 1.5))
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan")])
-def test_a_max_value_that_makes_no_sense(value):
+def test_negative_and_nan_max_values_are_refused(value):
     with pytest.raises(OptionError, match="0 or more"):
         CompilerDemoPartitioner(max_value=value)
 
@@ -266,7 +298,7 @@ def test_a_max_value_that_makes_no_sense(value):
         ([CompileSpec("max_value", struct.pack("<d", float("nan")))], "0 or more"),
     ],
 )
-def test_compile_specs_that_are_refused(specs, text):
+def test_wrong_compile_specs_are_refused(specs, text):
     program = torch.export.export(
         module_with_weights(lambda m, x: x * 2), (torch.ones(1),)
     )
@@ -277,7 +309,7 @@ def test_compile_specs_that_are_refused(specs, text):
 # --- refusals -------------------------------------------------------------------------
 
 
-def test_an_operator_that_is_not_compiled():
+def test_to_backend_names_an_unsupported_operator_and_its_line():
     program = torch.export.export(
         module_with_weights(lambda m, x: torch.cos(torch.sin(x))), (torch.ones(1),)
     )
@@ -287,12 +319,13 @@ def test_an_operator_that_is_not_compiled():
     )
     with pytest.raises(RuntimeError, match=text) as caught:
         to_backend(NAME, program, [])
+
     assert isinstance(caught.value, Unsupported)
     assert caught.value.node.target is torch.ops.aten.cos.default
     assert "programs.py" in str(caught.value)
 
 
-def test_a_backend_that_does_not_exist():
+def test_to_backend_names_a_backend_that_does_not_exist():
     program = torch.export.export(
         module_with_weights(lambda m, x: torch.sin(x)), (torch.ones(1),)
     )
@@ -328,26 +361,27 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_refusals_and_compile_errors_give_equal_reasons(text):
     function, *inputs = REFUSED[text]
-    why = (
-        reason_for(function, *inputs).replace("inputs_0", "x").replace("inputs_1", "y")
-    )
-    assert text in why
+    program = torch.export.export(module_with_weights(function), tuple(inputs))
+
+    reason = reason_for(function, *inputs)
     with pytest.raises(Unsupported) as caught:
-        to_backend(
-            NAME, torch.export.export(module_with_weights(function), tuple(inputs)), []
-        )
-    assert text in str(caught.value).replace("inputs_0", "x").replace("inputs_1", "y")
+        to_backend(NAME, program, [])
 
-
-class Refused(torch.nn.Module):
-    def forward(self, x, wide):
-        return torch.cos(x), torch.add(x, x, alpha=2), wide + 1
+    for message in (reason, str(caught.value)):
+        # the inputs of the module are a list
+        named = message.replace("inputs_0", "x").replace("inputs_1", "y")
+        assert text in named
 
 
 def test_refusals_have_hints_with_the_operators_they_free():
+    class ThreeRefusals(torch.nn.Module):
+        def forward(self, x, wide):
+            return torch.cos(x), torch.add(x, x, alpha=2), wide + 1
+
     report = delegraph.lower(
-        Refused().eval(), (randn(2), randn(2).double()), backends=[NAME]
+        ThreeRefusals().eval(), (randn(2), randn(2).double()), backends=[NAME]
     ).report
+
     assert [(cause.hint, cause.frees) for cause in report.causes] == [
         ("name a backend after compiler-demo that supports this operator", None),
         ("leave alpha out", None),
@@ -355,19 +389,22 @@ def test_refusals_have_hints_with_the_operators_they_free():
     ]
 
 
-def test_shapes_that_are_known_at_run_time_only():
+def test_dynamic_shapes_are_refused():
     shapes = (({0: torch.export.Dim("n")},),)
-    why = reason_for(lambda m, x: torch.sin(x), randn(3, 2), dynamic_shapes=shapes)
-    assert "it compiles for fixed shapes, and inputs_0 has [s" in why
+
+    reason = reason_for(lambda m, x: torch.sin(x), randn(3, 2), dynamic_shapes=shapes)
+
+    assert "it compiles for fixed shapes, and inputs_0 has [s" in reason
 
 
 @pytest.mark.parametrize(
     "inputs", [(), (randn(3),), (randn(2, 2),), (randn(2).double(),), (1.5,)]
 )
-def test_the_runtime_wants_the_inputs_that_it_was_compiled_for(inputs):
+def test_the_runtime_refuses_other_inputs_than_compiled_for(inputs):
     (delegate,) = lower(lambda m, x: torch.sin(x), randn(2)).delegates
     runtime = delegraph.Registry().runtime_for(NAME)
     run = runtime.load(delegate.processed_bytes, [], {})
+
     with pytest.raises(
         InputError, match=r"takes 1 inputs|input 0 must be torch\.float32 \[2\]"
     ):
@@ -396,10 +433,10 @@ def model(tmp_path):
 
 
 def test_lower_command_verifies_the_model(model, capsys):
-    assert (
-        cli.main(["lower", model, "--backend", "compiler-demo", "--verify", "--json"])
-        == 0
-    )
+    words = ["lower", model, "--backend", "compiler-demo", "--verify", "--json"]
+
+    assert cli.main(words) == 0
+
     shown = json.loads(capsys.readouterr().out)
     assert shown["report"]["host_operators"] == 0
     assert shown["report"]["delegates"][0]["backend"] == "compiler-demo"
@@ -407,6 +444,7 @@ def test_lower_command_verifies_the_model(model, capsys):
 
 def test_max_value_option_limits_results(model, capsys):
     arguments = ["lower", model, "--backend", "compiler-demo", "--verify", "--option"]
+
     assert cli.main([*arguments, "max_value=2.0"]) == 0
     assert cli.main([*arguments, "max_value=1.5"]) == 1
     assert (
