@@ -1,4 +1,4 @@
-"""Slices of slices and of joined values, as Ethos-U reads them."""
+"""The pass that slices the original values instead of slices or concatenations of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INT = TosaSpec.parse("TOSA-1.0+INT")
 
 
 def join_slices_and_compare(d: Draft, *outputs: Value):
-    """The graph after the pass, without what is dead, which computes the same."""
+    """Run the pass, check that results are equal, and return the new graph."""
     given = d.graph(*outputs)
     result = run_passes(join_slices(given, INT), INT)
     assert_well_formed(result, INT)
@@ -30,7 +30,7 @@ def join_slices_and_compare(d: Draft, *outputs: Value):
     return result
 
 
-def test_a_slice_of_slices_is_cut_from_the_whole():
+def test_slice_of_slices_becomes_a_slice_of_the_original():
     draft = Draft()
     x = draft.input(5, 4, 6, dtype=DType.INT8)
     row = draft.slice(draft.slice(x, (1, 0, 0), (3, 4, 6)), (1, 1, 0), (1, 2, 6))
@@ -44,17 +44,17 @@ def test_a_slice_of_slices_is_cut_from_the_whole():
 
 
 @pytest.mark.parametrize(
-    ("start", "size", "left"),
+    ("start", "size", "operators_left"),
     [
-        (2, 3, {}),  # all of the second operand, which is returned
+        (2, 3, {}),  # the whole second operand
         (0, 2, {}),
         (3, 2, {"SLICE": 1}),
         (5, 1, {}),
-        (1, 2, {"CONCAT": 1, "SLICE": 1}),  # of two operands
+        (1, 2, {"CONCAT": 1, "SLICE": 1}),  # parts of two operands
         (0, 6, {"CONCAT": 1}),
     ],
 )
-def test_a_slice_of_joined_values_is_cut_from_one(start, size, left):
+def test_slice_of_a_concatenation_reads_one_operand(start, size, operators_left):
     draft = Draft()
     parts = [draft.input(1, n, 3, dtype=DType.INT8) for n in (2, 3, 1)]
     result = join_slices_and_compare(
@@ -68,10 +68,10 @@ def test_a_slice_of_joined_values_is_cut_from_one(start, size, left):
     )
     operators = count_operators(result)
     assert operators.pop("BITWISE_NOT") == 1
-    assert operators == left
+    assert operators == operators_left
 
 
-def test_an_input_that_is_sliced_whole_is_still_an_output():
+def test_outputs_that_are_whole_slices_stay_separate_values():
     draft = Draft()
     x = draft.input(2, 3, dtype=DType.INT8)
     y = draft.input(1, 3, dtype=DType.INT8)

@@ -1,4 +1,4 @@
-"""Constants of 8 bits in sums and products of 32."""
+"""The pass that stores int32 constants of sums and products as int8."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ INT = TosaSpec.parse("TOSA-1.0+INT")
 
 
 def scale_by_steps(d: Draft, x: Value, dtype: DType = DType.INT32) -> Value:
-    """``x`` minus -3, times 2 to 8 for each step; folded if it is a constant, as
-    lowering does.
+    """Return int8 ``x`` rescaled to ``dtype``: (x + 3) * 6. If x is a constant, the
+    result is a folded constant, as in a lowering.
     """
     numbers = (
         literal([3 << 29], DType.INT32, np.int32),
@@ -39,7 +39,7 @@ def scale_by_steps(d: Draft, x: Value, dtype: DType = DType.INT32) -> Value:
 
 
 def gain(d: Draft, width: int) -> Value:
-    """A constant int8 [width], scaled to int32 and seen as [1,1,width]"""
+    """Return a folded constant [1,1,width]: int8 elements, rescaled to int32."""
     elements = d.random.integers(-128, 128, width)
     wide = scale_by_steps(d, literal(elements, DType.INT8, np.int8))
     reshape = tosa.RESHAPE((wide, sizes((1, 1, width))))
@@ -48,7 +48,7 @@ def gain(d: Draft, width: int) -> Value:
 
 
 def optimize_and_compare(d: Draft, *outputs: Value) -> Graph:
-    """The graph after the passes, which computes the same integers."""
+    """Run the passes, check that results are equal, and return the new graph."""
     given = d.graph(*outputs)
     result = run_passes(given, INT)
     assert_well_formed(result, INT)
@@ -63,7 +63,7 @@ def optimize_and_compare(d: Draft, *outputs: Value) -> Graph:
 @pytest.mark.parametrize(
     "cls", [tosa.MUL, tosa.ADD, tosa.SUB], ids=lambda cls: cls.__name__
 )
-def test_constants_are_narrowed_like_the_other_operand(cls):
+def test_constants_are_stored_as_int8_like_the_other_operand(cls):
     draft = Draft()
     x = scale_by_steps(draft, draft.input(1, 64, 96, dtype=DType.INT8))
     shift = [draft.no_shift] if cls is tosa.MUL else []
@@ -78,7 +78,7 @@ def test_constants_are_narrowed_like_the_other_operand(cls):
     assert constants == {DType.INT8}
 
 
-def test_constants_in_small_products_are_scaled_in_advance():
+def test_constants_in_small_products_stay_int32():
     draft = Draft()
     x = scale_by_steps(draft, draft.input(1, 4, 96, dtype=DType.INT8))
     optimized = optimize_and_compare(draft, draft.mul(x, gain(draft, 96)))
@@ -88,7 +88,7 @@ def test_constants_in_small_products_are_scaled_in_advance():
     }
 
 
-def test_constants_with_int32_operands_are_scaled_in_advance():
+def test_constants_with_int32_operands_stay_int32():
     draft = Draft()
     x = draft.op(
         tosa.ABS, scale_by_steps(draft, draft.input(1, 64, 96, dtype=DType.INT8))

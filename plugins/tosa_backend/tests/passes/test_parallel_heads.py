@@ -1,6 +1,4 @@
-"""Query, key and value of an attention: layers of one operand that are split into
-heads.
-"""
+"""The pass that joins the query, key and value layers of an attention into one layer."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def linear_heads(
     width: int = 4,
     perms: tuple[int, ...] = HEADS_FIRST,
 ) -> Value:
-    """x [N,L,C], a layer of it split into heads: [N,number,L,width]"""
+    """Return a linear layer of x [N,L,C], split into heads [N,number,L,width]."""
     batch, rows, _ = x.shape
     return d.transpose(
         d.reshape(d.linear(x, number * width), batch, rows, number, width), *perms
@@ -34,9 +32,7 @@ def linear_heads(
 
 
 def attention(d: Draft, x: Value) -> Value:
-    """x [N,L,C] -> [N*3,L,4], with a scaled query as ``scaled_dot_product_attention``
-    has it
-    """
+    """Return the attention of x [N,L,C] with three heads of width 4: [N*3,L,4]."""
     query, key, value = (linear_heads(d, x) for _ in range(3))
     flat = (x.shape[0] * 3, x.shape[1], 4)
     query = d.mul(query, d.constant(1, 1, 1, 1))
@@ -56,14 +52,14 @@ def test_query_key_and_value_become_one_layer(batch):
     draft = Draft()
     result = optimize_and_compare(draft, attention(draft, draft.input(batch, 5, 7)))
     operators = count_operators(result)
-    # the key's is the second
     assert operators["CONV2D"] == 1
     assert operators["SLICE"] == 3
-    assert operators["TRANSPOSE"] == 2
+    assert operators["TRANSPOSE"] == 2  # one for all heads, one more for keys
     assert operators["RESHAPE"] == (2 if batch == 1 else 5)
 
 
-def test_the_target_that_multiplies_by_transposed_matrices_has_one_transpose():
+def test_attention_for_tosa_1_1_needs_only_one_transpose():
+    """TOSA 1.1 multiplies by transposed keys with MATMUL_T."""
     draft = Draft()
     optimized = optimize_and_compare(
         draft,
@@ -73,23 +69,32 @@ def test_the_target_that_multiplies_by_transposed_matrices_has_one_transpose():
     assert count_operators(optimized)["TRANSPOSE"] == 1
 
 
-def test_one_layer_and_one_transpose_name_the_sources_of_all():
+@pytest.mark.parametrize("name", ["CONV2D", "RESHAPE", "TRANSPOSE"])
+def test_joined_operators_name_the_sources_of_all(name):
     draft = Draft()
     x = draft.input(1, 5, 7)
+
     result = optimize_and_compare(
         draft, linear_heads(draft, x), linear_heads(draft, x, 2)
     )
-    for name in ("CONV2D", "RESHAPE", "TRANSPOSE"):
-        operators = [op for op in draft.operators if op.name == name]
-        operator = next(
-            op
-            for op in result.operators
-            if op.name == name and op.outputs[0].shape[-1] != 7
-        )
-        assert {op.source for op in operators if op.outputs[0].shape[-1] != 7} >= set(
-            sources_of(operator.source)
-        )
-        assert len(sources_of(operator.source)) > 1
+
+    def works_on_heads(operator):
+        return operator.name == name and operator.outputs[0].shape[-1] != 7
+
+    given_sources = {op.source for op in draft.operators if works_on_heads(op)}
+    joined = next(op for op in result.operators if works_on_heads(op))
+    assert set(sources_of(joined.source)) <= given_sources
+    assert len(sources_of(joined.source)) > 1
+
+
+def test_slices_of_a_joined_layer_name_separate_sources():
+    draft = Draft()
+    x = draft.input(1, 5, 7)
+
+    result = optimize_and_compare(
+        draft, linear_heads(draft, x), linear_heads(draft, x, 2)
+    )
+
     first, second = [op for op in result.operators if op.name == "SLICE"]
     assert set(sources_of(first.source)).isdisjoint(sources_of(second.source))
 
@@ -115,7 +120,7 @@ def test_grouped_heads_without_bias_are_joined():
 
 
 def test_keys_and_values_without_queries_stay_two_layers():
-    """The key is moved once more, so that nothing is gained."""
+    """Keys need a transposition of their own, so joining the two layers saves nothing."""
     draft = Draft()
     x = draft.input(1, 5, 7)
     key = draft.reshape(draft.transpose(linear_heads(draft, x), 0, 1, 3, 2), 3, 4, 5)
@@ -149,7 +154,7 @@ def test_layers_of_different_values_stay_apart():
     assert count_operators(optimized)["CONV2D"] == 2
 
 
-def test_a_layer_that_something_else_uses_stays_apart():
+def test_layers_with_another_use_stay_apart():
     draft = Draft()
     x = draft.input(1, 5, 7)
     y = draft.linear(x, 12)
@@ -160,7 +165,7 @@ def test_a_layer_that_something_else_uses_stays_apart():
     assert count_operators(optimized)["CONV2D"] == 2
 
 
-def test_a_weight_that_another_layer_has_is_not_joined():
+def test_layers_whose_weight_has_another_use_stay_apart():
     draft = Draft()
     x = draft.input(1, 5, 7)
     weight = draft.constant(12, 1, 1, 7)
@@ -178,7 +183,8 @@ def test_a_weight_that_another_layer_has_is_not_joined():
     assert count_operators(optimized)["CONV2D"] == 3
 
 
-def test_one_row_needs_no_transpose_and_joins_no_layers():
+def test_layers_of_one_row_stay_apart():
+    """One row needs no transposition, so joining the layers saves nothing."""
     draft = Draft()
     x = draft.input(1, 1, 7)
     optimized = optimize_and_compare(
@@ -203,7 +209,7 @@ def test_joined_weights_lie_one_after_another_in_the_file(dtype):
 
 
 def test_gains_before_joined_layers_are_not_folded():
-    """They would be computed when they are written, instead of being copied."""
+    """Each folded weight would have to be computed when the file is written."""
     draft = Draft()
     x = draft.mul(
         draft.relu(draft.linear(draft.input(1, 5, 7), 6)), draft.constant(1, 1, 6)

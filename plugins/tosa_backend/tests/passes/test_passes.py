@@ -1,6 +1,4 @@
-"""The passes: what they make of the patterns of real networks, and that they compute
-the same on any graph.
-"""
+"""Passes simplify the patterns of real networks, and keep the results of any graph."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def before_and_after(draft: Draft, *outputs: Value) -> str:
 
 
 def test_optimized_residual_block_equals_golden_text(golden):
-    """Transposes meet and go; batch norms fold."""
+    """Adjacent transpositions cancel, and batch norms fold into convolutions."""
     draft = Draft()
     x = draft.relu(draft.norm(draft.conv(draft.input(1, 2, 4, 4), 3)))
     y = draft.norm(draft.conv(draft.relu(draft.norm(draft.conv(x, 2))), 3))
@@ -50,8 +48,8 @@ def test_optimized_residual_block_equals_golden_text(golden):
 
 
 def test_optimized_head_equals_golden_text(golden):
-    """A mean over height and width is taken in NHWC, where its reshape needs no
-    transpose.
+    """The mean over height and width is computed in NHWC, so that the reshape after it
+    needs no transposition.
     """
     draft = Draft()
     x = draft.relu(draft.depthwise(draft.input(1, 2, 3, 3)))
@@ -110,7 +108,7 @@ def test_a_subtracted_constant_folds_and_a_minuend_does_not():
     assert count_operators(optimize_and_compare(draft, *ys))["SUB"] == 1
 
 
-def test_a_convolution_that_something_else_uses_keeps_its_value():
+def test_batch_norm_does_not_fold_into_a_convolution_with_another_use():
     draft = Draft()
     y = draft.conv(draft.input(1, 3, 4, 4), 5)
     optimized = optimize_and_compare(draft, draft.add(draft.norm(y), y))
@@ -122,7 +120,7 @@ def test_a_convolution_that_something_else_uses_keeps_its_value():
     }
 
 
-def test_a_convolution_that_is_a_result_keeps_its_value():
+def test_factor_does_not_fold_into_a_convolution_that_is_an_output():
     draft = Draft()
     y = draft.bare(
         draft.input(1, 4, 4, 3),
@@ -154,7 +152,7 @@ def test_a_factor_before_a_convolution_folds_into_its_weight(shape):
     }
 
 
-def test_a_factor_that_something_else_uses_stays():
+def test_factor_with_another_use_does_not_fold():
     draft = Draft()
     x = draft.mul(
         draft.relu(draft.conv(draft.input(1, 3, 6, 6), 3)), draft.constant(1, 1, 1, 1)
@@ -164,7 +162,7 @@ def test_a_factor_that_something_else_uses_stays():
     assert convolution.inputs[0].producer.name == "MUL"
 
 
-def test_a_factor_that_makes_channels_stays():
+def test_factor_that_broadcasts_channels_does_not_fold():
     draft = Draft()
     x = draft.relu(draft.conv(draft.input(1, 3, 6, 6), 1))
     optimized = optimize_and_compare(
@@ -218,7 +216,7 @@ def test_hard_swish_between_convolutions_needs_one_product():
 
 
 @pytest.mark.parametrize("convolution", [Draft.conv, Draft.depthwise])
-def test_padding_with_zeros_becomes_that_of_the_convolution(convolution):
+def test_padding_with_zeros_folds_into_the_convolution(convolution):
     draft = Draft()
     padded = draft.pad(
         draft.relu(draft.conv(draft.input(1, 3, 6, 6), 3)),
@@ -232,16 +230,14 @@ def test_padding_with_zeros_becomes_that_of_the_convolution(convolution):
         3,
         number=0.0,
     )
-    *others, operator, last = optimize_and_compare(
-        draft, convolution(draft, padded, kernel=3)
-    ).operators
-    assert [op.name for op in (*others, last)] == [
-        "TRANSPOSE",
-        "CONV2D",
-        "CLAMP",
-        "TRANSPOSE",
-    ]
-    assert operator.pad == (1 + 1, 2 + 1, 0 + 1, 3 + 1)
+
+    result = optimize_and_compare(draft, convolution(draft, padded, kernel=3))
+
+    *before, padded_convolution, last = result.operators
+    assert [op.name for op in before] == ["TRANSPOSE", "CONV2D", "CLAMP"]
+    assert last.name == "TRANSPOSE"
+    # The convolution itself pads by one on each side.
+    assert padded_convolution.pad == (1 + 1, 2 + 1, 0 + 1, 3 + 1)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +252,7 @@ def test_padding_that_a_convolution_cannot_do_stays(padding, number):
     assert count_operators(optimize_and_compare(draft, draft.conv(x, 4)))["PAD"] == 1
 
 
-def test_padding_beyond_the_level_stays():
+def test_padding_beyond_the_limit_of_the_level_stays():
     draft = Draft()
     x = draft.pad(
         draft.relu(draft.conv(draft.input(1, 3, 6, 6), 3)),
@@ -280,7 +276,7 @@ def test_a_factor_that_differs_within_a_channel_stays(shape):
     assert count_operators(optimize_and_compare(draft, y))["MUL"] == 1
 
 
-def test_the_same_weight_with_the_same_factor_is_folded_once():
+def test_equal_products_of_weight_and_factor_are_folded_once():
     draft = Draft()
     x = draft.input(1, 3, 4, 4)
     weight = draft.constant(5, 1, 1, 3)
@@ -306,7 +302,7 @@ def test_the_merged_operator_names_all_its_sources():
     assert str(convolution.source) == "CONV2D:1 and MUL:3 and ADD:4"
 
 
-def test_one_transpose_in_place_of_several_names_all_their_sources():
+def test_one_transpose_for_several_names_all_their_sources():
     draft = Draft()
     x = draft.relu(draft.transpose(draft.input(2, 3, 4), 1, 0, 2))
     result = optimize_and_compare(draft, draft.transpose(x, 0, 2, 1))
@@ -561,7 +557,7 @@ def test_a_constant_that_is_transposed_already_is_transposed_once():
     assert maximum.inputs[1].constant.operator.inputs[0] is folded.inputs[0]
 
 
-def test_axes_of_size_one_inside_a_group_that_is_joined():
+def test_axes_of_size_one_do_not_prevent_joining_axes():
     draft = Draft()
     y = draft.reshape(draft.transpose(draft.input(1, 5, 2, 3), 2, 0, 3, 1), 6, 5)
     optimized = optimize_and_compare(draft, y)
@@ -580,13 +576,14 @@ def test_joining_axes_around_size_one_is_a_reshape():
     assert count_operators(optimized) == {"RESHAPE": 1}
 
 
-def test_no_rank_above_the_level_arises():
+def test_passes_never_exceed_the_rank_of_the_level():
+    """``optimize_and_compare`` validates the graph."""
     draft = Draft()
     y = draft.transpose(draft.reshape(draft.input(1, 1, 1, 2, 3, 4), 2, 3, 4), 2, 1, 0)
     optimize_and_compare(draft, draft.relu(draft.reshape(y, 2, 2, 3, 2)))
 
 
-def test_operators_without_a_form_of_rank_0_keep_their_rank():
+def test_slices_never_become_rank_0():
     draft = Draft()
     scalar = draft.slice(draft.relu(draft.reshape(draft.input(), 1, 1)), (0, 0), (1, 1))
     index = draft.op(
@@ -601,7 +598,7 @@ def test_operators_without_a_form_of_rank_0_keep_their_rank():
     assert all(op.inputs[0].rank for op in result.operators if op.name == "SLICE")
 
 
-def test_reshapes_in_a_row_are_one():
+def test_consecutive_reshapes_become_one():
     draft = Draft()
     y = draft.reshape(
         draft.reshape(draft.reshape(draft.input(6, 4), 2, 3, 4), 3, 8), 4, 6
@@ -609,7 +606,7 @@ def test_reshapes_in_a_row_are_one():
     assert count_operators(optimize_and_compare(draft, y)) == {"RESHAPE": 1}
 
 
-def test_a_shape_and_back_is_nothing():
+def test_reshape_and_its_inverse_cancel():
     draft = Draft()
     x = draft.relu(draft.input(6, 4))
     optimized = optimize_and_compare(
@@ -723,7 +720,7 @@ def test_operators_without_use_are_dropped():
     assert count_operators(optimize_and_compare(draft, draft.relu(x))) == {"CLAMP": 1}
 
 
-def test_writing_a_variable_is_a_use():
+def test_operands_of_a_variable_write_are_kept():
     draft = Draft()
     x = draft.input(4)
     draft.operators.append(
@@ -748,7 +745,7 @@ def test_variable_reads_around_a_write_are_kept():
     assert count_operators(optimized)["VARIABLE_READ"] == 2
 
 
-def test_each_output_is_a_value_of_its_own():
+def test_repeated_outputs_become_separate_values():
     draft = Draft()
     x = draft.input(2, 3)
     y = draft.relu(x)
@@ -773,7 +770,7 @@ def test_outputs_keep_their_names_and_nothing_else_has_them():
     assert sorted(named) == [f"output_{position}" for position in range(4)]
 
 
-def test_the_same_graph_gives_the_same_operators():
+def test_passes_are_deterministic():
     def listing() -> list:
         draft = Draft()
         x = draft.conv(draft.input(1, 3, 8, 8), 4)
@@ -799,7 +796,7 @@ def test_the_same_graph_gives_the_same_operators():
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drafts(), st.sampled_from(["TOSA-1.0+FP+INT", "TOSA-1.0+FP"]))
-def test_any_graph_computes_the_same(draft_and_outputs, target):
+def test_passes_keep_results_of_any_graph(draft_and_outputs, target):
     draft, outputs = draft_and_outputs
     optimize_and_compare(draft, *outputs, spec=TosaSpec.parse(target))
 
@@ -807,7 +804,7 @@ def test_any_graph_computes_the_same(draft_and_outputs, target):
 @pytest.mark.parametrize(
     "name", [name for named in PATTERNS.values() for name in named]
 )
-def test_passes_keep_results_of_random_graphs(name):
+def test_passes_keep_results_of_graphs_with_their_pattern(name):
     pattern, targets = next(named[name] for named in PATTERNS.values() if name in named)
 
     @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -825,9 +822,7 @@ def test_passes_keep_results_of_random_graphs(name):
     st.sampled_from(["TOSA-1.1+FP+INT+shape", "TOSA-1.1+FP+shape"]),
 )
 def test_passes_treat_dynamic_sizes_like_known_sizes(draft_of, target):
-    """A graph with a symbol in its shapes, at two sizes, beside the same graph with
-    these sizes in its shapes.
-    """
+    """The optimized dynamic graph computes at each size what the static graph does."""
     dynamic, outputs = draft_of(symbol("n", 2, 64))
     result = run_passes(dynamic.graph(*outputs), TosaSpec.parse(target))
     assert_well_formed(result, TosaSpec.parse(target))
@@ -843,7 +838,7 @@ def test_passes_treat_dynamic_sizes_like_known_sizes(draft_of, target):
 
 
 def test_every_pass_has_random_graphs_with_its_pattern():
-    """Shapes that are computed have the test before this one."""
+    """``test_passes_treat_dynamic_sizes_like_known_sizes`` covers ``compute_shapes``."""
     assert {run.__name__ for run in PASSES} == {*PATTERNS, "compute_shapes"}
 
 
@@ -874,7 +869,8 @@ def test_heads_are_joined_before_a_product():
     }
 
 
-def test_other_transposes_and_targets_keep_matmul():
+def test_transposed_batches_keep_matmul():
+    """MATMUL_T transposes only the last two axes."""
     draft = Draft()
     x = draft.input(5, 3, 4)
     matrix = draft.input(4, 5, 2)
@@ -885,6 +881,9 @@ def test_other_transposes_and_targets_keep_matmul():
         "TRANSPOSE": 1,
         "MATMUL": 1,
     }
+
+
+def test_targets_without_matmul_t_keep_matmul():
     draft = Draft()
     y = draft.matmul(
         draft.input(2, 3, 4), draft.transpose(draft.input(2, 5, 4), 0, 2, 1)

@@ -1,4 +1,4 @@
-"""Products by matrices that are repeated along the batch."""
+"""The pass that multiplies by one matrix instead of repeating it along the batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def repeated_keys(
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 1, 5, 4), (2, 2, 1, 5, 4)], ids=str)
-def test_queries_that_share_a_head_of_keys_are_one_matrix(shape):
+def test_queries_that_share_keys_become_one_matrix(shape):
     draft = Draft()
     keys = repeated_keys(draft, shape, (1, 1, 12 // shape[0] // shape[1], 1, 1))
     result = optimize_and_compare(draft, draft.matmul(draft.input(12, 7, 4), keys))
@@ -31,7 +31,7 @@ def test_queries_that_share_a_head_of_keys_are_one_matrix(shape):
     assert "TILE:0" in sources_of(product.source)
 
 
-def test_products_by_one_matrix_are_one():
+def test_products_by_one_repeated_matrix_become_one():
     draft = Draft()
     result = optimize_and_compare(
         draft,
@@ -49,20 +49,20 @@ REPETITIONS = {
     "of two axes": ((1, 4, 1, 1, 4), (1, 1, 3, 5, 1)),
     "of pairs": ((1, 1, 6, 5, 4), (1, 1, 2, 1, 1)),
 }
-"""Keys and how often they are repeated along each axis, so that the same ones are not
-neighbours in the batch.
+"""Name -> shape of keys, and repetitions along each axis. In no case are equal keys
+adjacent in the batch.
 """
 
 
 @pytest.mark.parametrize(("shape", "multiples"), REPETITIONS.values(), ids=REPETITIONS)
-def test_another_repetition_stays(shape, multiples):
+def test_repetitions_that_are_not_adjacent_in_the_batch_stay(shape, multiples):
     draft = Draft()
     keys = repeated_keys(draft, shape, multiples)
     optimized = optimize_and_compare(draft, draft.matmul(draft.input(12, 7, 4), keys))
     assert count_operators(optimized)["TILE"] == 1
 
 
-def test_repeated_keys_that_something_else_uses_stay():
+def test_repeated_keys_with_another_use_stay():
     draft = Draft()
     keys = repeated_keys(draft, (1, 4, 1, 5, 4), (1, 1, 3, 1, 1))
     operators = count_operators(

@@ -1,4 +1,4 @@
-"""Norms, softmax and attention in blocks of rows, as Ethos-U computes them."""
+"""The pass that computes norms, softmax and attention in blocks of rows for Ethos-U."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CHANNELS = 5
 
 @pytest.fixture(autouse=True)
 def npu(monkeypatch) -> TosaSpec:
-    """The target of an NPU without memory, so that everything is split as far as
-    allowed.
+    """An NPU with one byte of fast memory, so that everything is split into three
+    blocks, the most that is allowed.
     """
     monkeypatch.setitem(target._DEVICES, "u85", lambda operator: None)
     monkeypatch.setattr(split_rows, "FAST_MEMORY", 1)
@@ -34,8 +34,8 @@ def npu(monkeypatch) -> TosaSpec:
 
 
 def rescale(d: Draft, x: Value, shift: int, dtype: DType, channels: int = 1) -> Value:
-    """x, divided by about 2**(shift - 30), by another number for each channel if there
-    are several
+    """Return x divided by about 2**(shift - 30), with a separate scale for each channel
+    if there are several.
     """
     multiplier = literal(
         [(1 << 30) - 1000 * channel for channel in range(channels)],
@@ -67,12 +67,12 @@ def cast_to_int32(d: Draft, x: Value) -> Value:
 
 
 def subtract_half_sum(d: Draft, x: Value, axis: int = 2) -> Value:
-    """x int8 - sum along the axis / 2, as int8"""
+    """Return x - (sum of x along the axis) / 2 as int8, like the centring of a norm."""
     return centred_sums(d, cast_to_int32(d, x), axis)
 
 
 def centred_sums(d: Draft, q: Value, axis: int) -> Value:
-    """q int32"""
+    """Return q - (sum of q along the axis) / 2 of int32 q, as int8."""
     return rescale(
         d,
         d.op(tosa.SUB, d.add(q, q), d.op(tosa.REDUCE_SUM, q, axis=axis)),
@@ -82,7 +82,7 @@ def centred_sums(d: Draft, q: Value, axis: int) -> Value:
 
 
 def shares(d: Draft, scores: Value, hidden: Value | None = None) -> Value:
-    """int32 -> int8: the difference from the largest of a row"""
+    """Return the difference of int32 scores from the largest of their row, as int8."""
     if hidden is not None:
         scores = d.op(
             tosa.SELECT,
@@ -105,7 +105,7 @@ def product(d: Draft, a: Value, b: Value) -> Value:
 
 
 def attention(d: Draft, heads: int = 2, hidden: Value | None = None) -> Value:
-    """of three inputs"""
+    """Return an attention of three inputs."""
     sizes = (ROWS, 3), (3, 6), (6, 4)
     return attend(
         d, *[d.input(heads, *size, dtype=DType.INT8) for size in sizes], hidden
@@ -115,8 +115,8 @@ def attention(d: Draft, heads: int = 2, hidden: Value | None = None) -> Value:
 def attend(
     d: Draft, query: Value, key: Value, value: Value, hidden: Value | None = None
 ) -> Value:
-    """Scores by one MATMUL, int32 up to their shares of 8 bits; a second MATMUL less
-    the sums of shares
+    """Return an attention: a product of queries and keys, its shares of each row, and
+    their product with the values.
     """
     weights = shares(d, product(d, query, key), hidden)
     sums = d.op(tosa.REDUCE_SUM, cast_to_int32(d, weights), axis=2)
@@ -124,7 +124,7 @@ def attend(
 
 
 def layer(d: Draft, x: Value, channels: int, bias: int) -> Value:
-    """x int8 [1,1,L,C] -> [1,1,L,channels], with so many numbers as bias"""
+    """Return a quantized linear layer of x [1,1,L,C] with ``bias`` bias numbers."""
     weight = literal(
         d.random.integers(-127, 128, (channels, 1, 1, x.shape[-1])), DType.INT8, np.int8
     )
@@ -146,12 +146,12 @@ def layer(d: Draft, x: Value, channels: int, bias: int) -> Value:
 
 
 def in_heads(d: Draft, x: Value, size: int, *perms: int) -> Value:
-    """x [1,1,L,heads * size] -> [L,heads,size] transposed"""
+    """Split x [1,1,L,heads * size] into [L,heads,size], and transpose that."""
     return d.transpose(d.reshape(x, x.shape[2], x.shape[3] // size, size), *perms)
 
 
 def layers_of_heads(d: Draft, x: Value) -> list[Value]:
-    """Queries, keys and values of 2 heads, in the layout of products"""
+    """Return queries, keys and values of two heads, laid out for products."""
     query = layer(d, x, 6, 6)
     key = layer(d, x, 6, 1)
     value = layer(d, x, 8, 8)
@@ -163,7 +163,7 @@ def layers_of_heads(d: Draft, x: Value) -> list[Value]:
 
 
 def split_and_compare(d: Draft, spec: TosaSpec, *outputs: Value) -> Graph:
-    """The graph after the pass, which computes the same."""
+    """Run the passes, check that results are equal, and return the new graph."""
     given = d.graph(*outputs)
     result = run_passes(given, spec)
     assert_well_formed(result, spec)
@@ -214,7 +214,7 @@ def test_table_of_8_bits_is_looked_up_in_blocks(npu):
     assert count_operators(result)["CONCAT"] == 1
 
 
-def test_rows_lie_along_the_longest_axis_that_is_not_reduced(npu):
+def test_blocks_divide_the_longest_axis_that_is_not_reduced(npu):
     draft = Draft()
     result = split_and_compare(
         draft,
@@ -228,14 +228,14 @@ def test_rows_lie_along_the_longest_axis_that_is_not_reduced(npu):
     } == {(2, 1, 3)}
 
 
-def test_an_attention_multiplies_blocks_of_queries(npu):
+def test_attention_is_split_into_blocks_of_queries(npu):
     draft = Draft()
     result = split_and_compare(draft, npu, attention(draft))
     products = [
         op.outputs[0].shape for op in result.operators if isinstance(op, tosa.MATMUL)
     ]
     assert Counter(products) == {(1, 3, 6): 2, (1, 3, 4): 2, (1, 2, 6): 4, (1, 2, 4): 4}
-    # of each head's results, and of all heads; of weights no CONCAT is left
+    # One for each head's results and one for both heads, but none for the weights.
     assert count_operators(result)["CONCAT"] == 3
 
 
@@ -255,13 +255,13 @@ def test_each_head_gets_its_own_layers(npu):
         ),
     )
     assert count_channels(result) == {3: 4, 4: 2}
-    # of one head there is nothing to transpose but keys
+    # Within one head, only keys need a transposition.
     assert [
         op.outputs[0].shape for op in result.operators if isinstance(op, tosa.TRANSPOSE)
     ] == [(1, 3, ROWS)] * 2
 
 
-def test_a_layer_that_something_else_reads_is_computed_whole(npu):
+def test_layers_with_another_use_are_computed_whole(npu):
     draft = Draft()
     heads = layers_of_heads(draft, draft.input(1, 1, ROWS, 5, dtype=DType.INT8))
     result = split_and_compare(
@@ -288,7 +288,7 @@ def test_more_heads_than_blocks_stay_together(npu):
     } == {4}
 
 
-def test_batches_of_more_than_the_rows_of_one_are_split(npu):
+def test_more_heads_than_rows_are_split_along_the_heads(npu):
     draft = Draft()
     result = split_and_compare(draft, npu, attention(draft, heads=9))
     shapes = [
@@ -374,7 +374,7 @@ KEPT = {
 }
 
 
-def test_a_product_with_all_rows_of_a_norm_stays_whole(npu):
+def test_product_that_reads_all_rows_of_a_norm_stays_whole(npu):
     draft = Draft()
     q = cast_to_int32(draft, draft.input(1, ROWS, ROWS, dtype=DType.INT8))
     sums = draft.op(tosa.REDUCE_SUM, q, axis=2)
@@ -389,7 +389,7 @@ def test_a_product_with_all_rows_of_a_norm_stays_whole(npu):
     ] == [(1, ROWS, ROWS)]
 
 
-def test_a_product_of_rows_with_themselves_reads_them_whole_too(npu):
+def test_product_of_rows_with_all_rows_is_split_in_one_operand(npu):
     draft = Draft()
     x = draft.input(1, ROWS, ROWS, dtype=DType.INT8)
     y = product(draft, x, x)
@@ -421,9 +421,7 @@ def test_graphs_without_row_chains_are_unchanged(network, npu):
 
 
 def test_interdependent_results_are_not_split(npu):
-    """What is computed from a result, and read whole by the same region, needs all rows
-    first.
-    """
+    """The second result reads all rows of the first, so it cannot start with one block."""
     draft = Draft()
     q = cast_to_int32(draft, draft.input(1, ROWS, ROWS, dtype=DType.INT8))
     total = draft.op(tosa.REDUCE_SUM, q, axis=2)
@@ -437,19 +435,28 @@ def test_interdependent_results_are_not_split(npu):
     assert split_rows.split_rows(given, npu) is given
 
 
-def test_other_targets_and_small_tensors_are_unchanged(npu, monkeypatch):
+def norm_graph() -> Graph:
     draft = Draft()
-    given = draft.graph(
-        subtract_half_sum(draft, draft.input(1, ROWS, CHANNELS, dtype=DType.INT8))
-    )
-    assert split_rows.split_rows(given, INT) is given
+    x = draft.input(1, ROWS, CHANNELS, dtype=DType.INT8)
+    return draft.graph(subtract_half_sum(draft, x))
+
+
+def test_graphs_for_other_targets_are_unchanged():
+    graph = norm_graph()
+
+    assert split_rows.split_rows(graph, INT) is graph
+
+
+def test_graphs_that_fit_fast_memory_are_unchanged(npu, monkeypatch):
     monkeypatch.setattr(split_rows, "FAST_MEMORY", 1 << 16)
-    assert split_rows.split_rows(given, npu) is given
+    graph = norm_graph()
+
+    assert split_rows.split_rows(graph, npu) is graph
 
 
 @pytest.mark.parametrize(("larger", "blocks"), [(1, 3), (4, 1)])
 def test_regions_within_the_peak_memory_are_not_split(larger, blocks, npu):
-    """Sums of 32 bits beside an image of as many bytes are computed at once."""
+    """Splitting cannot lower the peak if another image needs as much memory anyway."""
     draft = Draft()
     x = draft.input(1, ROWS, CHANNELS, dtype=DType.INT8)
     image = draft.input(1, ROWS, 4 * larger * CHANNELS, dtype=DType.INT8)

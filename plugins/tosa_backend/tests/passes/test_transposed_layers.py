@@ -1,4 +1,4 @@
-"""Linear layers behind transpositions."""
+"""The pass by which linear layers take over a transposition of their operand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..support.drafts import Draft, count_operators, optimize_and_compare
 
 
 def joined_heads(d: Draft, batch: int, heads: int = 3) -> Value:
-    """[batch,5,heads*4], from the heads of an attention"""
+    """Return [batch,5,heads*4], the joined heads of an attention."""
     y = d.reshape(
         d.matmul(d.input(batch * heads, 5, 7), d.input(batch * heads, 7, 4)),
         batch,
@@ -23,7 +23,7 @@ def joined_heads(d: Draft, batch: int, heads: int = 3) -> Value:
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_linear_layer_joins_the_heads_of_an_attention_itself(batch):
+def test_linear_layer_after_attention_needs_no_transpose(batch):
     draft = Draft()
     result = optimize_and_compare(draft, draft.linear(joined_heads(draft, batch), 6))
     assert count_operators(result) == {"MATMUL": 1, "RESHAPE": 2, "CONV2D": 1}
@@ -60,13 +60,13 @@ def test_shared_weight_is_not_transposed():
     ]
     result = optimize_and_compare(draft, *ys)
     assert count_operators(result)["TRANSPOSE"] == 1
-    assert {op.inputs[1] for op in result.operators if op.name == "CONV2D"} == {weight}
+    weights = {op.inputs[1] for op in result.operators if op.name == "CONV2D"}
+    assert weights == {weight}
 
 
 PERMUTED = {(1, 0, 2): 0, (0, 2, 1): 0, (1, 2, 0): 0, (2, 0, 1): 1}
-"""Permutations of [3,5,4] before the last two axes are joined, and how many a linear
-layer needs: one where the last axis of what is given is not among those that are
-summed.
+"""Permutation of [3,5,4] before its last two axes are joined -> transpositions that are
+left. One is left if the layer does not sum over the input's last axis.
 """
 
 

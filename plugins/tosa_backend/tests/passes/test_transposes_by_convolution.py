@@ -1,4 +1,4 @@
-"""A TRANSPOSE that brings channels together, as a convolution for NPUs."""
+"""The pass that replaces a transposition by a convolution for NPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def npu(monkeypatch):
 
 
 def optimize_one_transpose(spec, *shape, perms=NHWC, dtype=DType.INT8):
-    """What the passes make of one TRANSPOSE, which computes the same."""
+    """Optimize one TRANSPOSE, check its results, and count the operators by name."""
     draft = Draft(dtype=dtype)
     y = draft.transpose(draft.input(*shape), *perms)
     result = run_passes(draft.graph(y), spec)
@@ -36,19 +36,22 @@ def optimize_one_transpose(spec, *shape, perms=NHWC, dtype=DType.INT8):
     return count_operators(result)
 
 
-@pytest.mark.parametrize(
+TRANSPOSES = pytest.mark.parametrize(
     "shape, perms",
     [((1, 3, 64, 96), NHWC), ((1, 2, 4100), (0, 2, 1)), ((1, 4, 72, 71), NHWC)],
 )
+
+
+@TRANSPOSES
 def test_transpose_becomes_a_convolution_for_npus(npu, shape, perms):
-    optimized = optimize_one_transpose(npu, *shape, perms=perms)
-    assert optimized == {
-        "RESHAPE": 2,
-        "CONV2D": 1,
-        "RESCALE": 1,
-    }
-    optimized = optimize_one_transpose(INT, *shape, perms=perms)
-    assert optimized == {"TRANSPOSE": 1}, "other targets transpose"
+    operators = optimize_one_transpose(npu, *shape, perms=perms)
+
+    assert operators == {"RESHAPE": 2, "CONV2D": 1, "RESCALE": 1}
+
+
+@TRANSPOSES
+def test_transpose_stays_for_other_targets(shape, perms):
+    assert optimize_one_transpose(INT, *shape, perms=perms) == {"TRANSPOSE": 1}
 
 
 @pytest.mark.parametrize(

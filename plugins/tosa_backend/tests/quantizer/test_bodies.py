@@ -1,6 +1,4 @@
-"""Branches and loops whose bodies are quantized: integers cross their borders, and all
-is one graph of integers.
-"""
+"""The bodies of branches and loops are quantized, so that the whole program is integer."""
 
 from __future__ import annotations
 
@@ -22,6 +20,8 @@ INT = {"tosa": {"spec": "TOSA-1.0+INT+controlflow"}}
 
 
 class Branches(nn.Module):
+    """A branch with a linear layer, and one with branches of its own."""
+
     def __init__(self):
         super().__init__()
         self.line = nn.Linear(8, 8)
@@ -94,29 +94,36 @@ def test_bodies_become_integers(kind):
         )
 
 
-def test_module_settings_must_name_a_called_module():
+class LinearAroundBranch(nn.Module):
+    """A linear layer outside of a branch, and one inside of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.cond(
+            x.sum() > 0, lambda v: self.second(v), lambda v: v * 2, (self.first(x),)
+        )
+
+
+def quantize_with_floats_in(module_name):
     from delegraph_tosa.quantizer import TOSAQuantizer
 
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(8, 8)
-            self.second = nn.Linear(8, 8)
-
-        def forward(self, x):
-            return torch.cond(
-                x.sum() > 0, lambda v: self.second(v), lambda v: v * 2, (self.first(x),)
-            )
-
-    given = [(torch.rand(4, 8),), (-torch.rand(4, 8),)]
-    delegraph.quantize(
-        Both().eval(), given, quantizer=TOSAQuantizer().set_module_name("first", None)
+    return delegraph.quantize(
+        LinearAroundBranch().eval(),
+        [(torch.rand(4, 8),), (-torch.rand(4, 8),)],
+        quantizer=TOSAQuantizer().set_module_name(module_name, None),
     )
+
+
+def test_settings_may_name_a_module_that_no_branch_calls():
+    quantize_with_floats_in("first")
+
+
+def test_settings_of_a_module_that_nothing_calls_are_refused():
     with pytest.raises(
         OptionError, match="no call of the program belongs to a module 'third'"
     ):
-        delegraph.quantize(
-            Both().eval(),
-            given,
-            quantizer=TOSAQuantizer().set_module_name("third", None),
-        )
+        quantize_with_floats_in("third")

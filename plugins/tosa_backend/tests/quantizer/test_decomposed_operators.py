@@ -1,5 +1,5 @@
-"""Operators that no rule takes whole: TOSAQuantizer writes them out, so that their
-parts become integers.
+"""TOSAQuantizer decomposes operators without an integer rule, so that their parts become
+integers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ def quantizer():
 
 
 class Composed(nn.Module):
+    """Operators that have no integer rule, but whose decompositions have."""
+
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.GLU(1)
@@ -82,19 +84,15 @@ def calls_of(program, name):
 
 
 def in_steps(x, node):
-    """The integers of real numbers, as a (de)quantize has its scale, zero point and
-    limits.
-    """
+    """Quantize x with the scale, zero point and limits of a quantize or dequantize node."""
     scale, zero_point, low, high = node.args[1:5]
     return ((x / scale).round() + zero_point).clamp(low, high).to(torch.int8)
 
 
-def test_parts_leave_no_float(program, batches):
+def test_decomposed_operators_compute_only_integers(program, batches):
     lowered = delegraph.lower(program, options=INT, transforms=[integer_borders])
-    (delegate,), inputs = (
-        lowered.delegates,
-        program.graph.find_nodes(op="placeholder")[-2:],
-    )
+    (delegate,) = lowered.delegates
+    inputs = program.graph.find_nodes(op="placeholder")[-2:]
     assert not lowered.report.refusals
     integers = [
         in_steps(x, next(iter(node.users)))
@@ -115,7 +113,7 @@ def test_parts_leave_no_float(program, batches):
     )
 
 
-def test_a_layer_is_the_operator_in_the_table_of_errors(module, program, batches):
+def test_error_table_lists_operators_before_decomposition(module, program, batches):
     rows = delegraph.quantization_errors(module, program, batches, options=INT).layers
     operators = {row.layer: row.operator for row in rows}
     assert operators["glu"] == "aten.glu.default"
@@ -141,7 +139,7 @@ def test_a_layer_is_the_operator_in_the_table_of_errors(module, program, batches
     assert all(row.snr > 30 for row in rows)
 
 
-def test_parts_belong_to_the_module_and_line_of_the_operator(program):
+def test_decomposed_parts_keep_module_and_source_line(program):
     (gate,) = calls_of(program, "aten.sigmoid")
     assert any(
         name.endswith("gate") for name, _ in gate.meta["nn_module_stack"].values()
@@ -159,13 +157,11 @@ def test_parts_belong_to_the_module_and_line_of_the_operator(program):
 )
 def test_operators_left_in_floats_are_not_decomposed(module, batches, change):
     quantized = delegraph.quantize(module, batches[:1], quantizer=change(quantizer()))
-    assert calls_of(
-        quantized,
-        "aten.glu",
-    )
+
+    assert calls_of(quantized, "aten.glu")
 
 
-def test_a_setting_of_the_operator_is_one_of_its_parts(batches):
+def test_precision_of_an_operator_applies_to_its_parts(batches):
     from delegraph_tosa.quantizer import Precision
 
     fine = quantizer().set_operator_type(
@@ -176,14 +172,15 @@ def test_a_setting_of_the_operator_is_one_of_its_parts(batches):
         [x for x, _ in batches],
         quantizer=fine,
     )
-    (sigmoid,), (tanh,) = (
-        calls_of(program, "aten.sigmoid"),
-        calls_of(program, "aten.tanh"),
-    )
-    assert [next(iter(n.users)).args[-1] for n in (sigmoid, tanh)] == [
-        torch.int16,
-        torch.int8,
-    ]
+    (sigmoid,) = calls_of(program, "aten.sigmoid")
+    (tanh,) = calls_of(program, "aten.tanh")
+
+    def quantized_dtype(node):
+        (quantize,) = node.users
+        return quantize.args[-1]
+
+    assert quantized_dtype(sigmoid) is torch.int16  # a part of GLU
+    assert quantized_dtype(tanh) is torch.int8
 
 
 class Loss(nn.Module):
@@ -191,7 +188,7 @@ class Loss(nn.Module):
         return F.binary_cross_entropy(x.sigmoid(), y.sigmoid())
 
 
-def test_partly_float_operators_are_not_decomposed():
+def test_operators_with_a_part_without_integer_rule_stay_whole():
     given = [(torch.randn(3, 4), torch.randn(3, 4))]
     assert calls_of(delegraph.quantize(Loss().eval(), given), "binary_cross_entropy")
 
@@ -212,7 +209,7 @@ class Divided(nn.Module):
         )
 
 
-def test_quotients_that_are_rounded_are_written_out(batches):
+def test_rounded_quotients_are_decomposed_into_integers(batches):
     batches = [(y, 1 + y.roll(1).abs()) for _, y in batches]
     program = delegraph.quantize(Divided(), batches)
     lowered = delegraph.lower(program, options=INT, transforms=[integer_borders])

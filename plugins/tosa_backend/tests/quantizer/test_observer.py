@@ -1,8 +1,9 @@
-"""Limits with the smallest squared error, beside all others that there are."""
+"""SquaredErrorObserver chooses the limits with the smallest squared error."""
 
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def mean_squared_error(x, low, high):
 
 
 def chosen_limits(observer):
-    """The limits that it chose."""
+    """Return the lowest and highest number that the chosen scale can express."""
     scale, zero_point = (v.item() for v in observer.calculate_qparams())
     return (-128 - zero_point) * scale, (127 - zero_point) * scale
 
@@ -59,15 +60,17 @@ def test_chosen_limits_are_close_to_the_best(kind):
     x = DRAWN[kind]()
     low = min(x.min().item(), 0.0)
     high = max(x.max().item(), 0.0)
-    parts = [k / 24 for k in range(3, 25)]
-    best = min(
-        mean_squared_error(x, low * a, high * b)
-        for a in (parts if low else [0])
-        for b in (parts if high else [0])
-    )
-    chosen = mean_squared_error(x, *chosen_limits(observe(*x.split(7_000))))
-    assert chosen <= 1.06 * best
-    assert chosen <= 1.02 * mean_squared_error(x, low, high), "what minmax takes"
+    shares = [k / 24 for k in range(3, 25)]
+    lows = [low * share for share in shares] if low else [0]
+    highs = [high * share for share in shares] if high else [0]
+    best_error = min(mean_squared_error(x, *both) for both in product(lows, highs))
+
+    chosen = chosen_limits(observe(*x.split(7_000)))
+
+    chosen_error = mean_squared_error(x, *chosen)
+    assert chosen_error <= 1.06 * best_error
+    minmax_error = mean_squared_error(x, low, high)
+    assert chosen_error <= 1.02 * minmax_error
 
 
 def test_rare_large_values_are_clipped():
@@ -78,10 +81,8 @@ def test_rare_large_values_are_clipped():
     assert 3 < high < 8
 
 
-def test_batches_that_grow():
-    """The histogram doubles when larger values come: the limits are those of all
-    batches at once, to a bin.
-    """
+def test_batches_of_growing_range_give_the_limits_of_all_at_once():
+    """The histogram doubles its range for larger values, which may cost one bin."""
     batches = [torch.rand(5_000) * 2.0**k for k in (-9, 3, 0, -2, 4)]
     one = observe(torch.cat(batches))
     many = observe(*batches)
@@ -89,7 +90,7 @@ def test_batches_that_grow():
     assert many.counts.sum() == pytest.approx(25_000, abs=1)
 
 
-def test_growth_beyond_all_bins():
+def test_values_far_beyond_the_histogram_replace_its_range():
     low, high = chosen_limits(
         observe(torch.full((10,), 1e-20), torch.tensor([1.0, -1.0]))
     )

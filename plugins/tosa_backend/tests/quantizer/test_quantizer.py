@@ -1,4 +1,4 @@
-"""What TOSAQuantizer quantizes, how, and that the rules for integers take it."""
+"""TOSAQuantizer quantizes operators such that the integer rules lower all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def precision(**settings):
 
 
 class Net(nn.Module):
-    """Every way in which operators hang together."""
+    """A network with layers, activations, concatenation, pooling and softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,8 @@ def scale_and_zero_point_of(node):
 
 def test_activations_and_batch_norms_fuse_with_the_preceding_layer(program):
     assert not calls_of(program, "batch_norm")
-    (relu,), (hardtanh,) = calls_of(program, "relu"), calls_of(program, "hardtanh")
+    (relu,) = calls_of(program, "relu")
+    (hardtanh,) = calls_of(program, "hardtanh")
     assert "conv2d" in str(relu.args[0].target)
     assert "add" in str(hardtanh.args[0].target)
 
@@ -93,24 +94,25 @@ def test_operators_that_move_values_keep_their_quantization(program):
         assert scale_and_zero_point_of(pool) == pool.args[0].args[1:3]
 
 
-def test_functions_of_one_value_are_one_table(program):
+def test_consecutive_functions_of_one_value_are_not_quantized_between(program):
+    """They become one table."""
     (silu,) = calls_of(program, "silu")
     assert "mul" in str(next(iter(silu.users)).target)
 
 
-def test_known_limits_are_not_measured(program):
+def test_softmax_is_quantized_from_0_to_1(program):
     (softmax,) = calls_of(program, "softmax")
     assert scale_and_zero_point_of(softmax) == (1 / 256, -128)
 
 
 class Tables(nn.Module):
-    """A copy of what is part of a table, and a function that is NaN below 1."""
+    """A copied function of x, and a function that is NaN below 1."""
 
     def forward(self, x):
         return (x * x).clone(), torch.acosh(x)
 
 
-def test_tables_pass_copies_and_replace_nan_by_zero():
+def test_copies_and_nan_in_tables_equal_the_quantized_graph():
     x = torch.linspace(1, 4, 64)[None]
     program = delegraph.quantize(Tables(), [(x,)])
     lowered = delegraph.lower(program, options=INT)
@@ -123,7 +125,7 @@ def test_tables_pass_copies_and_replace_nan_by_zero():
         assert ((ours - theirs) / node.args[1]).abs().max() <= 1.01
 
 
-def test_averages_keep_the_quantization_if_fine_enough():
+def test_averages_of_one_sided_values_keep_their_quantization():
     class Averages(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -136,10 +138,8 @@ def test_averages_keep_the_quantization_if_fine_enough():
             return self.line(F.silu(x).mean((2, 3))) + self.line(x.relu().mean((2, 3)))
 
     program = delegraph.quantize(Averages(), batches())
-    (gate,), (lopsided, positive) = (
-        calls_of(program, "adaptive_avg_pool2d"),
-        calls_of(program, "mean.dim"),
-    )
+    (gate,) = calls_of(program, "adaptive_avg_pool2d")
+    lopsided, positive = calls_of(program, "mean.dim")
     assert scale_and_zero_point_of(gate) == gate.args[0].args[1:3]
     assert scale_and_zero_point_of(positive) == positive.args[0].args[1:3]
     assert scale_and_zero_point_of(lopsided) != lopsided.args[0].args[1:3]
@@ -149,7 +149,7 @@ def test_averages_keep_the_quantization_if_fine_enough():
     assert [op.name for op in made].count("AVG_POOL2D") == 2
 
 
-def test_integers_leave_no_float_in_the_file(program):
+def test_file_of_a_quantized_program_has_no_floats(program):
     lowered = delegraph.lower(program, options=INT)
     (delegate,) = lowered.delegates
     left = {refusal.operator for refusal in lowered.report.refusals}
@@ -168,7 +168,7 @@ def test_integers_leave_no_float_in_the_file(program):
     assert step.max() <= 1.01
 
 
-def test_a_bias_is_in_steps_of_the_product(program):
+def test_biases_are_quantized_to_int32(program):
     bias = calls_of(program, "linear")[0].args[2]
     assert bias.args[6] is torch.int32
 
@@ -226,7 +226,7 @@ class Computed(nn.Module):
 
 
 @pytest.mark.parametrize("activations", [torch.int8, torch.int16], ids=str)
-def test_weights_that_are_computed_have_one_scale(activations):
+def test_computed_weights_are_quantized_per_tensor(activations):
     torch.manual_seed(0)
     inputs = torch.randn(2, 4, 7, 7), torch.randn(1, 5)
     quantized = delegraph.quantize(
@@ -253,6 +253,8 @@ def test_weights_that_are_computed_have_one_scale(activations):
 
 
 class Added(nn.Module):
+    """Adds 200 numbers near 1 to one element."""
+
     def forward(self, x, y):
         return x.index_put((torch.zeros(200, dtype=torch.int64),), y, accumulate=True)
 
@@ -266,7 +268,7 @@ def test_accumulating_index_put_gets_its_own_scale():
     assert scale > 100 * put.args[2].args[1]
 
 
-def test_sums_are_quantized_before_a_function_of_them():
+def test_functions_of_scaled_values_become_one_table():
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -276,14 +278,15 @@ def test_sums_are_quantized_before_a_function_of_them():
             return F.gelu(self.line(x) * 2), torch.tanh(x * 2 + 1)
 
     quantized = delegraph.quantize(Scaled().eval(), [torch.randn(3, 8)])
-    (gelu,), (tanh,) = calls_of(quantized, "gelu"), calls_of(quantized, "tanh")
-    assert "dequantize" in str(gelu.args[0].target), "a table, as before"
-    assert "add" in str(tanh.args[0].target), "a table, as before"
+    (gelu,) = calls_of(quantized, "gelu")
+    (tanh,) = calls_of(quantized, "tanh")
+    assert "dequantize" in str(gelu.args[0].target)  # quantized after the product
+    assert "add" in str(tanh.args[0].target)  # not quantized in between
 
 
 class Attention(nn.Module):
-    """Scores are hidden by ``hide``, which takes them and what is seen; or attention is
-    whole, with a ``mask``.
+    """Attention with a ``mask``, or, if ``hide`` is given, spelled out: ``hide`` masks the
+    scores by the booleans ``seen``.
     """
 
     def __init__(self, hide=None, mask=None):
@@ -321,7 +324,7 @@ FUTURE = torch.ones(4, 4).tril().log()
     ids=["truth", "infinity", "lowest", "filled", "chosen", "added", "written"],
 )
 @pytest.mark.parametrize("activations", [torch.int8, torch.int16], ids=str)
-def test_masks_have_no_scale_and_attention_no_floats(module, activations):
+def test_masks_do_not_widen_the_scale_of_attention(module, activations):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2, 4, 8, generator=generator), torch.ones(4, 4).tril().bool()
     quantized = delegraph.quantize(
@@ -361,7 +364,7 @@ def test_settings_keep_chosen_operators_in_floats(change, floats):
     assert calls_of(quantized, "dequantize_per_channel")
 
 
-def test_the_most_specific_setting_holds():
+def test_setting_of_a_module_name_overrides_that_of_its_type():
     chosen = (
         quantizer()
         .set_module_type(nn.Conv2d, None)
@@ -380,13 +383,11 @@ def test_inputs_and_outputs_may_stay_floats():
         [torch.randn(2, 6)],
         quantizer=quantizer().set_io(inputs=False, outputs=False),
     )
-    assert [
-        "dequantize" in str(n.args[1].target) for n in calls_of(quantized, "linear")
-    ] == [
-        False,
-        True,
-        False,
+    is_quantized = [
+        "dequantize" in str(linear.args[1].target)
+        for linear in calls_of(quantized, "linear")
     ]
+    assert is_quantized == [False, True, False]
 
 
 @pytest.mark.slow  # torchao exports a dozen patterns of convolutions first: 20 s
@@ -469,21 +470,17 @@ def test_wrong_settings_are_refused(wrong, message):
     ],
 )
 def test_operators_with_fixed_limits_are_quantized_once(function):
-    """A quantize call that reads integers of other limits is a pass over the tensor,
-    and rounds a second time.
-    """
+    """Quantizing again to other limits would cost time and round a second time."""
 
     class Function(nn.Module):
         def forward(self, x):
             return function(x)
 
     program = delegraph.quantize(Function(), [(torch.randn(6, 4),)])
-    borders = [
-        n
-        for n in calls_of(program, ".quantize_per_tensor")
-        if "dequantize" in str(n.args[0].target)
-    ]
-    assert all(n.args[1:3] == n.args[0].args[1:3] for n in borders)
+    for quantize in calls_of(program, ".quantize_per_tensor"):
+        operand = quantize.args[0]
+        if "dequantize" in str(operand.target):
+            assert quantize.args[1:3] == operand.args[1:3]  # scale and zero point
 
 
 def test_values_joined_with_fixed_limits_share_the_union():
@@ -498,9 +495,7 @@ def test_values_joined_with_fixed_limits_share_the_union():
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 def test_a_padded_tensor_keeps_its_quantization(mode):
-    """The observer counts elements that are there twice; limits of their own would be a
-    pass over the tensor.
-    """
+    """Other limits would cost a pass over the tensor."""
 
     class Padded(nn.Module):
         def forward(self, x):

@@ -1,6 +1,4 @@
-"""Tensors that hold their block scales: typed, printed, written, read, judged; refused
-where a rule or a fact lacks.
-"""
+"""Block-scaled tensors are typed, printed, written, read and validated."""
 
 from __future__ import annotations
 

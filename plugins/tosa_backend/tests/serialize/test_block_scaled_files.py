@@ -1,6 +1,5 @@
-"""Files with block-scaled operators and tensors from tosa-tools' own generator: legal
-here, the same to the reference model when written again, and computed as the reference
-model computes them, bit for bit. Slow, since generating is.
+"""Files with block-scaled tensors from the generator of tosa-tools are read, evaluated and
+written as the reference model does. The tests are slow, because generating is.
 """
 
 from __future__ import annotations

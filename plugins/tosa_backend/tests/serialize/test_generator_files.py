@@ -1,6 +1,5 @@
-"""Files of tosa-tools' own generator: legal ones are read, accepted, and mean the same
-when written again; illegal ones are refused. Slow, since generating takes most of the
-time; ``OPERATORS`` may be widened to ``.*``.
+"""Files from the generator of tosa-tools: legal ones survive reading and writing, illegal
+ones are refused. ``DELEGRAPH_GENERATED_OPERATORS`` selects more operators, up to ``.*``.
 """
 
 from __future__ import annotations

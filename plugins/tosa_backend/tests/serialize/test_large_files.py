@@ -1,8 +1,5 @@
-"""Files beyond 4 GB, whose constants no flatbuffer's offset reaches: offset and size
-name them.
-
-They are sparse: their constants are zeros but for the last element, and zeros take no
-room on most file systems.
+"""Files beyond 4 GB store constants by offset and size, because the offsets of a
+flatbuffer have 32 bits. The test files are sparse, so that they take no space.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Damaged and hostile files: a graph or a FormatError each, without a hang, in memory
-that the file's size bounds.
+"""Damaged and hostile files give a graph or a FormatError, without a hang, and in memory
+that the size of the file bounds.
 """
 
 from __future__ import annotations

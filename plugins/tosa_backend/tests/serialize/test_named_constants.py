@@ -1,5 +1,5 @@
-"""Large constants as named data: one copy for all methods, and the same file when they
-are put back.
+"""Large constants become named data, stored once for all methods, and joining them again
+gives the same file.
 """
 
 import struct

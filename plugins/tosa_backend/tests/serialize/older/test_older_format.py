@@ -1,6 +1,4 @@
-"""Saving, inspecting, loading and running a file of TOSA 0.80, whose version is taken
-from the file.
-"""
+"""Commands on ``.tosa`` files work on files of TOSA 0.80, too."""
 
 from __future__ import annotations
 
