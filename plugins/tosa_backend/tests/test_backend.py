@@ -1,6 +1,4 @@
-"""``TOSABackend``: what compile specs mean, what the file is, what is written for
-debugging.
-"""
+"""``TOSABackend`` compiles programs to files, and checks its compile specs."""
 
 from __future__ import annotations
 
@@ -62,18 +60,18 @@ PROGRAM = export(lambda x, y: (x.exp() + y, x), X, Y)
 
 def test_blob_is_a_graph_that_computes_as_eager():
     result = preprocess(PROGRAM)
+
     assert isinstance(result.processed_bytes, Blob)
     graph = read(result.processed_bytes.join())
     assert [value.name for value in graph.inputs] == ["args_0", "args_1"]
-    # the second one is an input
+    # The second output is the first input.
     assert [output.name for output in graph.outputs] == ["add", "args_0_"]
     assert [op.name for op in graph.operators] == ["EXP", "RESHAPE", "ADD", "IDENTITY"]
-    found = evaluate(graph, [X.numpy(), Y.numpy()])
-    # the sum may cancel
-    np.testing.assert_allclose(found[0], (X.exp() + Y).numpy(), rtol=1e-6, atol=1e-6)
+    total, _ = evaluate(graph, [X.numpy(), Y.numpy()])
+    np.testing.assert_allclose(total, (X.exp() + Y).numpy(), rtol=1e-6, atol=1e-6)
 
 
-def test_results_are_named_as_in_the_program_and_differ():
+def test_outputs_have_unique_names_like_those_of_the_program():
     class Named(nn.Module):
         def forward(self, add, mul_):
             mul = mul_ * 2
@@ -85,25 +83,23 @@ def test_results_are_named_as_in_the_program_and_differ():
     assert names == ["add", "mul_", "add_1", "mul", "mul__", "add_"]
 
 
-def test_results_leave_in_the_programs_order(tmp_path):
-    class Model(torch.nn.Module):
-        def forward(self, x):
-            return (
-                x.exp(),
-                (difference := x - 1),
-                difference * 2,
-                difference.abs(),
-                difference,
-            )
+def five_results(x):
+    difference = x - 1
+    return x.exp(), difference, difference * 2, difference.abs(), difference
 
-    class Reversed(Model):
-        def forward(self, x):
-            return super().forward(x)[::-1]
 
-    for model in (Model().eval(), Reversed().eval()):
-        delegraph.lower(model, (X,), backends=["tosa"]).save(tmp_path / "m.tosa")
-        found = delegraph.load(tmp_path / "m.tosa")(X)
-        torch.testing.assert_close(found, tuple(model(X)))
+@pytest.mark.parametrize(
+    "function",
+    [five_results, lambda x: five_results(x)[::-1]],
+    ids=["in order", "reversed"],
+)
+def test_saved_files_return_results_in_the_order_of_the_program(function, tmp_path):
+    file = tmp_path / "m.tosa"
+    delegraph.lower(Function(function).eval(), (X,), backends=["tosa"]).save(file)
+
+    results = delegraph.load(file)(X)
+
+    torch.testing.assert_close(results, function(X))
 
 
 def test_partitions_keep_the_names_of_inputs_and_outputs():
@@ -165,15 +161,21 @@ def test_wrong_compile_specs_are_refused(specs, text):
     assert text in caught.value.message
 
 
-def test_missing_and_repeated_compile_specs():
-    with pytest.raises(
-        OptionError, match="tosa_spec is missing: the target, like TOSA-1.0"
-    ):
-        TOSABackend.preprocess(PROGRAM, [CompileSpec("output_format", b"tosa")])
-    with pytest.raises(OptionError, match="tosa_spec is given twice"):
-        TOSABackend.preprocess(PROGRAM, [CompileSpec("tosa_spec", b"TOSA-1.0+FP")] * 2)
-    with pytest.raises(OptionError, match="tosa_spec is not utf-8"):
-        TOSABackend.preprocess(PROGRAM, [CompileSpec("tosa_spec", b"\xff")])
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        (
+            [CompileSpec("output_format", b"tosa")],
+            "tosa_spec is missing: the target, like TOSA-1.0",
+        ),
+        ([CompileSpec("tosa_spec", b"TOSA-1.0+FP")] * 2, "tosa_spec is given twice"),
+        ([CompileSpec("tosa_spec", b"\xff")], "tosa_spec is not utf-8"),
+    ],
+    ids=["missing", "repeated", "not text"],
+)
+def test_missing_repeated_and_undecodable_specs_are_refused(specs, text):
+    with pytest.raises(OptionError, match=text):
+        TOSABackend.preprocess(PROGRAM, specs)
 
 
 def test_filter_keeps_compile_specs_of_tosa():
@@ -202,17 +204,19 @@ def test_input_order_reorders_the_inputs_of_the_graph():
     torch.testing.assert_close(lowered(X, Y)[0], X.exp() + Y)
 
 
-def test_weights_are_not_copied_before_writing():
+def test_weights_changed_between_lowering_and_writing_are_refused():
+    """The blob refers to the weights instead of copying them."""
     layer = nn.Linear(64, 64).requires_grad_(False)
     blob = preprocess(torch.export.export(layer, (torch.ones(1, 64),))).processed_bytes
-    size = len(blob)
+    assert len(blob) > 64 * 64 * 4  # the size is known without writing
+
     layer.weight.add_(1)
+
     with pytest.raises(
         ContractViolation,
         match="the weights of weight changed between lowering and writing",
     ):
         blob.write_to(io.BytesIO())
-    assert size > 64 * 64 * 4
 
 
 def test_shared_weights_are_written_once():
@@ -227,20 +231,32 @@ def test_shared_weights_are_written_once():
             return F.linear(F.linear(x, self.table), self.table)
 
     blob = preprocess(torch.export.export(Tied(), (torch.ones(1, 64),))).processed_bytes
-    assert len(blob) < 1.5 * 64 * 64 * 4
+
+    weight_bytes = 64 * 64 * 4
+    assert len(blob) < 1.5 * weight_bytes
 
 
-def test_debug_path_receives_each_compiled_file(tmp_path):
+def test_debug_path_receives_the_compiled_file(tmp_path):
     folder = tmp_path / "new" / "debug"
+
     blob = preprocess(PROGRAM, debug_artifact_path=str(folder)).processed_bytes
+
     (file,) = folder.iterdir()
     assert file.name == "output_TOSA-1.0+FP.tosa"
     assert [op.name for op in read(file.read_bytes()).operators] == [
         op.name for op in read(blob.join()).operators
     ]
-    program = export(lambda x: torch.special.bessel_j0(x * 2) + 1, X)
-    delegraph.lower(program, backends=[TOSAPartitioner("TOSA-1.0+FP", str(folder))])
-    assert sorted(path.name for path in folder.iterdir())[-2:] == [
+
+
+def test_debug_path_receives_the_file_of_each_delegate(tmp_path):
+    host_between_two_delegates = export(lambda x: torch.special.bessel_j0(x * 2) + 1, X)
+
+    delegraph.lower(
+        host_between_two_delegates,
+        backends=[TOSAPartitioner("TOSA-1.0+FP", str(tmp_path))],
+    )
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         "output_TOSABackend_0_TOSA-1.0+FP.tosa",
         "output_TOSABackend_1_TOSA-1.0+FP.tosa",
     ]
@@ -257,7 +273,7 @@ def test_failed_lowerings_leave_a_partial_debug_file(tmp_path):
     assert [op.name for op in read(file.read_bytes()).operators] == ["EXP", "ADD"]
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_debug_path_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match="cannot create"):
         preprocess(PROGRAM, debug_artifact_path=str(tmp_path / "file"))
@@ -276,7 +292,7 @@ def test_blob_maps_operators_to_debug_handles():
     assert result.debug_handle_map == {3: (7,), 4: (8,), 5: (9,), 6: (9,)}
 
 
-def test_debug_handles_number_regions_one_after_another():
+def test_debug_handles_cover_operators_inside_of_branches():
     def gate(x):
         return torch.cond(
             x.sum() > 0, lambda x: torch.relu(x) + 1, lambda x: x.sin(), (x,)
@@ -286,21 +302,21 @@ def test_debug_handles_number_regions_one_after_another():
     (delegate,) = delegraph.lower(
         Function(gate).eval(), (X,), backends=["tosa"], options=target
     ).delegates
+
     names = numbered(delegate.processed_bytes)
-    assert [names[k] for k in delegate.debug_handle_map] == [
-        n for n in names if not n.startswith("CONST")
-    ]
-    handles = {
-        n.meta["debug_handle"]: n
-        for n in all_calls(delegate.module.original_module.graph_module)
+    computing = [name for name in names if not name.startswith("CONST")]
+    assert [names[number] for number in delegate.debug_handle_map] == computing
+    target_of_handle = {
+        node.meta["debug_handle"]: str(node.target)
+        for node in all_calls(delegate.module.original_module.graph_module)
     }
-    found = {
-        names[k]: {str(handles[h].target) for h in given}
-        for k, given in delegate.debug_handle_map.items()
+    targets_by_operator = {
+        names[number]: {target_of_handle[handle] for handle in handles}
+        for number, handles in delegate.debug_handle_map.items()
     }
-    assert found["CLAMP"] == {"aten.relu.default"}
-    assert found["SIN"] == {"aten.sin.default"}
-    assert found["COND_IF"] == {"cond"}
+    assert targets_by_operator["CLAMP"] == {"aten.relu.default"}
+    assert targets_by_operator["SIN"] == {"aten.sin.default"}
+    assert targets_by_operator["COND_IF"] == {"cond"}
 
 
 def all_calls(module):
@@ -314,8 +330,8 @@ def all_calls(module):
 
 
 def numbered(file):
-    """The operators of a file, one region after the other, as the official reader
-    counts them.
+    """Return the names of a file's operators, region after region. The position in this
+    list is the number that ``debug_handle_map`` uses.
     """
     pytest.importorskip("tosa.TosaGraph")
     from tosa.Op import Op
@@ -331,8 +347,12 @@ def numbered(file):
     ]
 
 
-def test_locations_name_nodes_modules_and_lines_on_request():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Function(torch.relu))).eval()
+def linear_and_relu():
+    return nn.Sequential(nn.Linear(3, 3), nn.Sequential(Function(torch.relu))).eval()
+
+
+def test_locations_name_nodes_modules_and_lines():
+    model = linear_and_relu()
     file = (
         delegraph.lower(model, (X,), options={"tosa": {"locations": True}})
         .delegates[0]
@@ -345,14 +365,19 @@ def test_locations_name_nodes_modules_and_lines_on_request():
         source,
     )
     assert source in render(read(file))
-    plain = delegraph.lower(model, (X,), backends=["tosa"]).delegates[0].processed_bytes
+
+
+def test_files_have_no_locations_by_default():
+    lowered = delegraph.lower(linear_and_relu(), (X,), backends=["tosa"])
+
+    plain = lowered.delegates[0].processed_bytes
     assert __file__.encode() not in plain
     assert not any(op.source for op in read(plain).operators)
 
 
 def test_decomposed_operators_name_their_source_lines():
-    """The cells of an LSTM have no rule; two transpositions cancel, and leave a copy of
-    the input.
+    """LSTM has no rule and is decomposed. The two transpositions cancel and leave a copy
+    of the input, which must have a source, too.
     """
 
     class Model(nn.Module):

@@ -1,6 +1,4 @@
-"""``channels_last_borders``: programs that take and return images with their channels
-last.
-"""
+"""``channels_last_borders`` makes programs take and return images with channels last."""
 
 from collections import Counter
 from functools import partial
@@ -46,25 +44,39 @@ def count_operators(lowered):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_images_cross_as_a_convolution_takes_them(tmp_path, layout):
+def test_convolutions_need_no_transposition(tmp_path, layout):
     module = network()
     image = randn(1, 3, 6, 5).to(memory_format=layout)
+
     lowered = lower(module, (image,), require_full=True)
+
     assert count_operators(lowered) == {"CONV2D": 2, "CLAMP": 1}
-    lowered.save(tmp_path / "network.tosa")
+    expected = channels_last(module(image))
+    for input in (channels_last(image), image.permute(LAST)):
+        result = lowered(input)
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
+        assert result.is_contiguous()
+
+
+def test_saved_file_takes_channels_last(tmp_path):
+    module = network()
+    image = randn(1, 3, 6, 5)
+    lower(module, (image,), require_full=True).save(tmp_path / "network.tosa")
+
     loaded = delegraph.load(tmp_path / "network.tosa")
-    assert [str(value) for value in loaded.summary.methods[0].inputs] == [
-        "input: float32[1, 6, 5, 3]"
-    ]
-    for found in (
-        lowered(channels_last(image)),
-        lowered(image.permute(LAST)),
-        *loaded(channels_last(image)),
-    ):
-        torch.testing.assert_close(
-            found, channels_last(module(image)), rtol=0, atol=1e-6
-        )
-        assert found.is_contiguous()
+
+    (input,) = loaded.summary.methods[0].inputs
+    assert str(input) == "input: float32[1, 6, 5, 3]"
+    (result,) = loaded(channels_last(image))
+    expected = channels_last(module(image))
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
+    assert result.is_contiguous()
+
+
+def test_verify_refuses_inputs_that_the_transform_changed():
+    image = randn(1, 3, 6, 5)
+    lowered = lower(network(), (image,), require_full=True)
+
     with pytest.raises(
         InputError, match=r"is float32\[1, 6, 5, 3\] since a transform changed it"
     ):
@@ -78,7 +90,7 @@ def test_images_cross_as_a_convolution_takes_them(tmp_path, layout):
         [channels_last_borders, integer_borders],
     ],
 )
-def test_integer_borders_work_in_both_orders(transforms):
+def test_combines_with_integer_borders_in_either_order(transforms):
     def through(x):
         pooled = nn.functional.max_pool2d(
             dequantize(quantize(x, 0.1, 3, torch.int8), 0.1, 3), 2
@@ -102,7 +114,7 @@ def test_integer_borders_work_in_both_orders(transforms):
 
 
 class Many(nn.Module):
-    """An image, a volume, a row; the image is written, and returned as it came."""
+    """Takes an image, a volume and a row. It writes to the image and returns it."""
 
     def forward(self, image, volume, row):
         memory = image.as_strided((4,), (7,), 3)
@@ -129,33 +141,56 @@ def test_written_and_viewed_memory_crosses_borders(backends):
     torch.testing.assert_close(given, channels_last(wanted_image))
 
 
-def test_the_borders_that_are_named():
-    module = Function(lambda x, y: (torch.relu(x), x + y, x.sum(1))).eval()
-    inputs = randn(2, 3, 4, 5), randn(2, 3, 4, 5, seed=1)
+TWO_IMAGES = (randn(2, 3, 4, 5), randn(2, 3, 4, 5, seed=1))
+
+
+def three_results():
+    return Function(lambda x, y: (torch.relu(x), x + y, x.sum(1))).eval()
+
+
+def test_only_named_inputs_and_outputs_change():
+    module = three_results()
+    x, y = TWO_IMAGES
     some = partial(channels_last_borders, inputs=["args_1"], outputs=[2, 0])
-    lowered = lower(module, inputs, some)(inputs[0], channels_last(inputs[1]))
-    expected = module(*inputs)
-    torch.testing.assert_close(
-        lowered, (channels_last(expected[0]), expected[1], expected[2].permute(0, 2, 1))
-    )
-    with pytest.raises(
-        InputError,
-        match=r"input 'z' is none of the program's inputs: \['args_0', 'args_1'\]",
-    ):
-        lower(module, inputs, partial(channels_last_borders, inputs=["z"]))
-    with pytest.raises(InputError, match="output 3 is none of the program's outputs"):
-        lower(module, inputs, partial(channels_last_borders, outputs=[3]))
-    with pytest.raises(InputError, match=r"outputs must be a list, such as \[0\]"):
-        lower(module, inputs, partial(channels_last_borders, outputs=0))
+
+    relu, total, sums = lower(module, TWO_IMAGES, some)(x, channels_last(y))
+
+    expected_relu, expected_total, expected_sums = module(x, y)
+    torch.testing.assert_close(relu, channels_last(expected_relu))
+    torch.testing.assert_close(total, expected_total)
+    torch.testing.assert_close(sums, expected_sums.permute(0, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (
+            {"inputs": ["z"]},
+            r"input 'z' is none of the program's inputs: \['args_0', 'args_1'\]",
+        ),
+        ({"outputs": [3]}, "output 3 is none of the program's outputs"),
+        ({"outputs": 0}, r"outputs must be a list, such as \[0\]"),
+    ],
+    ids=["unknown input", "unknown output", "no list"],
+)
+def test_wrong_names_are_refused(names, text):
+    with pytest.raises(InputError, match=text):
+        lower(three_results(), TWO_IMAGES, partial(channels_last_borders, **names))
+
+
+def test_named_outputs_of_low_rank_are_refused():
+    transform = partial(channels_last_borders, outputs=[0])
+
     with pytest.raises(InputError, match="output 0 has rank 2; only rank 3 and above"):
-        lower(
-            nn.ReLU().eval(), randn(2, 3), partial(channels_last_borders, outputs=[0])
-        )
+        lower(nn.ReLU().eval(), randn(2, 3), transform)
+
+
+def test_programs_without_images_are_refused():
     with pytest.raises(Unsupported, match="no tensor of rank 4 or 5"):
         lower(nn.ReLU().eval(), randn(2, 3))
 
 
-def test_dynamic_sizes_and_sizes_of_zero():
+def test_images_of_dynamic_size_need_no_transposition():
     options = {"tosa": {"spec": "TOSA-1.1+FP+shape"}}
     shapes = ({0: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
     module = network()
@@ -168,10 +203,11 @@ def test_dynamic_sizes_and_sizes_of_zero():
     torch.testing.assert_close(
         lowered(channels_last(longer)), channels_last(module(longer)), rtol=0, atol=1e-6
     )
-    nothing = torch.empty(0, 3, 4, 5)
-    assert lower(nn.ReLU().eval(), nothing)(channels_last(nothing)).shape == (
-        0,
-        4,
-        5,
-        3,
-    )
+
+
+def test_empty_batches_keep_their_size():
+    empty = torch.empty(0, 3, 4, 5)
+
+    result = lower(nn.ReLU().eval(), empty)(channels_last(empty))
+
+    assert result.shape == (0, 4, 5, 3)

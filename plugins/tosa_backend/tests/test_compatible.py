@@ -1,4 +1,6 @@
-"""Whether the host's runtime takes a stored TOSA file, by its beginning."""
+"""``TOSARuntime.compatible`` tells from the beginning of a file whether the runtime can run
+it.
+"""
 
 import struct
 
@@ -49,21 +51,27 @@ def test_saved_files_name_their_producer_and_tosa_version(
     assert len(blob.header.beginning) == 4096
 
 
-def test_a_file_of_another_version_cannot_run(tmp_path):
-    _, path = lower_and_save(tmp_path, "TOSA-1.0+FP")
-    data = path.read_bytes()
-
-    def other(place):
-        return data[:place] + struct.pack("<i", 7) + data[place + 4 :]
-
-    def says_so(place):
+def with_version_7(data):
+    """Return the file with its version changed to 7.0. The place of the version in the
+    flatbuffer is found by trying.
+    """
+    for place in range(8, 400):
+        changed = data[:place] + struct.pack("<i", 7) + data[place + 4 :]
         try:
-            return stated_version(other(place)) == (7, 0)
+            version = stated_version(changed)
         except FormatError:
-            return False
+            continue
+        if version == (7, 0):
+            return changed
+    raise AssertionError("the file states no version")
 
-    place = next(filter(says_so, range(8, 400)))
-    answer = answer_of_runtime(other(place)[:4096], size=len(data))
+
+def test_files_of_unknown_versions_cannot_run(tmp_path):
+    _, path = lower_and_save(tmp_path, "TOSA-1.0+FP")
+    data = with_version_7(path.read_bytes())
+
+    answer = answer_of_runtime(data[:4096], size=len(data))
+
     assert answer.verdict == "cannot"
     assert "TOSA 7.0" in answer.reason
 
@@ -101,10 +109,17 @@ def test_versions_beyond_the_header_are_unknown():
     assert answer_of_runtime(b"\xff\xff\0\0TOSA" + bytes(4088), size=1 << 20) is None
 
 
-def test_specs_and_devices_that_are_not_known_cannot_run(tmp_path):
+@pytest.fixture
+def blob(tmp_path):
     lowered, _ = lower_and_save(tmp_path, "TOSA-1.0+FP")
-    blob = lowered.delegates[0].processed_bytes
-    assert (
-        answer_of_runtime(blob, [CompileSpec("tosa_spec", b"\xff")]).verdict == "cannot"
-    )
+    return lowered.delegates[0].processed_bytes
+
+
+def test_blobs_with_undecodable_specs_cannot_run(blob):
+    answer = answer_of_runtime(blob, [CompileSpec("tosa_spec", b"\xff")])
+
+    assert answer.verdict == "cannot"
+
+
+def test_blobs_for_unknown_devices_cannot_run(blob):
     assert "no device 'npu'" in answer_of_runtime(blob, device="npu").reason

@@ -1,6 +1,4 @@
-"""What a report says of int64, dynamic sizes and element types: few causes, whose hints
-lead to one delegate.
-"""
+"""Hints of a report lead to a program that lowers to one delegate."""
 
 import delegraph
 import pytest

@@ -1,4 +1,4 @@
-"""The record of what each target takes, of which docs/op-support.md is made."""
+"""The recorded support of operators by target is current; docs/op-support.md shows it."""
 
 from __future__ import annotations
 

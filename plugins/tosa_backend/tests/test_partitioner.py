@@ -1,6 +1,4 @@
-"""The partitioner: what it accepts compiles, alone and in every partition, and
-constants follow their users.
-"""
+"""Operators that the partitioner accepts compile, alone and in every partition."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def export(function, *inputs, **buffers):
 
 
 def support_and_answers(program, spec=SPEC):
-    """The support object after the whole program, and its answers by node name."""
+    """Return the support check of a program, and node name -> reason of refusal, or None."""
     support = TOSASupport(spec)
     support.begin(program)
     calls = [
@@ -62,6 +60,7 @@ def calls_named(program, *names):
 
 
 def _fp32_alone(operator):
+    """Return why the device "fp32alone" refuses an operator, or None."""
     types = {value.dtype.name for value in (*operator.inputs[:1], *operator.outputs)}
     return None if types <= {"FP32", "SHAPE"} else f"this device has no {sorted(types)}"
 
@@ -81,7 +80,7 @@ def test_copied_int64_outputs_are_checked_as_int32():
 
 
 def test_copied_int64_outputs_of_partitions_are_checked():
-    """Such a partition is interpreted by itself, with inputs of its own."""
+    """The partition's input is an int64 that the whole program's check sees elsewhere."""
     places = torch.empty_strided((1, 2, 1, 3), (6, 1, 6, 2), dtype=torch.int64).copy_(
         torch.arange(6).view(1, 2, 1, 3)
     )
@@ -152,7 +151,7 @@ def test_copied_outputs_are_refused_without_identity(case):
     assert lowered.verify(torch.ones(2, 3)).relative_error == 0
 
 
-def test_a_result_needs_no_operator_that_copies():
+def test_results_without_copies_need_no_identity():
     program = export(
         lambda m, x: F.linear(x, m.c).relu().tanh() + 1,
         torch.ones(2, 3),
@@ -165,12 +164,14 @@ def test_a_result_needs_no_operator_that_copies():
     assert len(lowered.delegates) == 2
 
 
-def test_the_check_is_the_compiler():
+def test_check_and_compiler_refuse_for_the_same_reason():
     program = export(
         lambda m, x: torch.special.bessel_j0(x.exp().reshape(6)) + 1, torch.ones(2, 3)
     )
-    _, answers = support_and_answers(program)
     why = "no TOSA lowering for this operator"
+
+    _, answers = support_and_answers(program)
+
     assert answers == {
         "exp": None,
         "reshape": None,
@@ -181,7 +182,7 @@ def test_the_check_is_the_compiler():
         lower_program(program, Tosa(SPEC))
 
 
-def test_the_check_reads_no_weight(monkeypatch):
+def test_check_reads_no_weight(monkeypatch):
     program = export(
         lambda m, x: F.conv2d(x, m.w) + m.w.sum(),
         torch.ones(1, 2, 4, 4),
@@ -211,7 +212,7 @@ def test_constants_are_known_through_the_program():
     assert constant == ["slice_1", "add", "to"]
 
 
-def test_a_constant_that_only_the_host_computes_is_an_input():
+def test_constants_that_the_host_computes_become_inputs():
     program = export(
         lambda m, x: x + torch.special.bessel_j0(m.c), torch.ones(3), c=torch.ones(3)
     )
@@ -220,7 +221,7 @@ def test_a_constant_that_only_the_host_computes_is_an_input():
     assert not support.is_constant(*calls_named(program, "add"))
 
 
-def test_a_buffer_that_is_written_is_no_constant():
+def test_values_of_written_buffers_are_not_constant():
     class Counter(nn.Module):
         def __init__(self):
             super().__init__()
@@ -257,21 +258,43 @@ def test_values_at_borders_must_fit_the_element_type():
     }
 
 
-def test_a_value_from_another_partition_is_an_input_there():
-    for ids, why in (
+def cast_of_part(ids):
+    """Return the support check of a program that casts a part of ids, and its calls."""
+    program = export(
+        lambda m, x: m.ids[:1].to(torch.float32) + x, torch.ones(3), ids=ids
+    )
+    support, _ = support_and_answers(program)
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    return support, calls
+
+
+@pytest.mark.parametrize(
+    ("ids", "reasons"),
+    [
         (torch.arange(3), []),
-        (torch.arange(3) - 2**31 - 1, ["-2147483649 to -2147483647"]),
-    ):
-        program = export(
-            lambda m, x: m.ids[:1].to(torch.float32) + x, torch.ones(3), ids=ids
-        )
-        support, _ = support_and_answers(program)
-        (to,) = [node for node in program.graph.nodes if node.target is aten.to.dtype]
-        late = support.partition_why_not([to])
-        where = "the input slice_1: an int64 that may be from {}, which does not fit into 32 bits"
-        assert list(late.values()) == [where.format(text) for text in why]
-        whole = [node for node in program.graph.nodes if node.op == "call_function"]
-        assert support.partition_why_not(whole) == {}
+        (
+            torch.arange(3) - 2**31 - 1,
+            [
+                "the input slice_1: an int64 that may be from -2147483649 to"
+                " -2147483647, which does not fit into 32 bits"
+            ],
+        ),
+    ],
+    ids=["small", "large"],
+)
+def test_int64_from_another_partition_must_fit_32_bits(ids, reasons):
+    support, calls = cast_of_part(ids)
+    only_the_cast = [node for node in calls if node.target is aten.to.dtype]
+
+    refused = support.partition_why_not(only_the_cast)
+
+    assert list(refused.values()) == reasons
+
+
+def test_large_int64_constants_within_a_partition_fold():
+    support, calls = cast_of_part(torch.arange(3) - 2**31 - 1)
+
+    assert support.partition_why_not(calls) == {}
 
 
 def test_unused_results_may_be_missing(monkeypatch):
@@ -385,9 +408,7 @@ def test_accepted_programs_compile_and_equal_eager(steps, integers):
 
 
 def test_int64_constants_shared_with_the_host_are_accepted():
-    """TOSA 1.0 has no int64 at the border of a delegate; inside, the constant folds,
-    and the host has its own.
-    """
+    """The constant folds inside of the delegate, and the host computes its own copy."""
 
     def both(module, x):
         k = torch.arange(4) + 1 - 1
@@ -401,7 +422,7 @@ def test_int64_constants_shared_with_the_host_are_accepted():
 
 
 class Elsewhere(BackendDetails):
-    """Another backend, whose delegates TOSA sees as calls that it is not asked about."""
+    """Another backend, whose delegates the TOSA partitioner sees as calls."""
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
@@ -453,8 +474,8 @@ def test_calls_decomposed_into_host_calls_stay_whole(monkeypatch):
     assert lowered.verify(torch.randn(4, 4)).relative_error == 0
 
 
-def test_nothing_of_a_dynamic_size_is_taken_apart_in_vain(monkeypatch):
-    """It is refused for its sizes, which its pieces would have too."""
+def test_operators_refused_for_dynamic_sizes_are_not_decomposed(monkeypatch):
+    """The decomposed operators would have the same sizes and be refused, too."""
     traced = []
     real = Tracer.decompose
     monkeypatch.setattr(
@@ -478,14 +499,14 @@ def test_nothing_of_a_dynamic_size_is_taken_apart_in_vain(monkeypatch):
 
 
 def test_constants_of_operators_refused_elsewhere_stay_out():
-    """A check that the user adds refuses before TOSA is asked; what it uses is then in
-    no delegate.
-    """
+    """A check that the user adds refuses the product, so nothing uses the constant."""
     program = export(lambda m, x: x * m.w[0], torch.ones(4), w=torch.ones(2, 4))
-    who = TOSAPartitioner("TOSA-1.0+INT")
-    who.additional_checks = (
+    partitioner = TOSAPartitioner("TOSA-1.0+INT")
+    partitioner.additional_checks = (
         lambda n: "not here" if n.target is aten.mul.Tensor else None,
     )
-    lowered = delegraph.lower(program, backends=[who])
+
+    lowered = delegraph.lower(program, backends=[partitioner])
+
     assert not lowered.delegates
     assert lowered.verify(torch.randn(4)).relative_error == 0

@@ -1,6 +1,4 @@
-"""What ``delegraph_tosa`` offers to plugins that build on it, used as one of them
-would.
-"""
+"""The public names of ``delegraph_tosa`` suffice to build a plugin on it."""
 
 from __future__ import annotations
 

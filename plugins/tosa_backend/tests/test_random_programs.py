@@ -1,6 +1,4 @@
-"""Random programs: whatever the partitioner takes compiles, and the whole computes what
-eager does.
-"""
+"""Random programs compute what eager torch does, whatever part of them is delegated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A .tosa blob as a callable on torch tensors."""
+"""``TOSARuntime`` runs .tosa files on torch tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def load_graph(inputs, outputs, operators):
 
 @pytest.fixture
 def layer():
-    """relu(conv(x) + bias) and the channel-first input, as two outputs."""
+    """Return a delegate with the outputs relu(conv(x) + bias) and x with channels first,
+    and its weight and bias.
+    """
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(5, 3, 3, 2, generator=generator)
     bias = torch.randn(5, generator=generator)
@@ -66,7 +68,7 @@ def test_convolution_in_the_runtime_equals_torch(layer):
     assert turned.is_contiguous()
 
 
-def test_inputs_of_any_strides_and_with_gradients(layer):
+def test_inputs_may_have_any_strides_and_require_gradients(layer):
     delegate, *_ = layer
     x = torch.randn(7, 2, 1, 6).permute(2, 3, 0, 1).requires_grad_()
     for result, expected in zip(
@@ -183,21 +185,23 @@ def _named(dtype):
     return DType[str(dtype).removeprefix("torch.").upper()]
 
 
-def test_observed_values_by_the_numbers_of_the_file():
-    """CONSTs count, so that they are the identifiers of ``debug_handle_map``."""
+def test_observed_values_are_numbered_as_in_the_file():
+    """``debug_handle_map`` uses the same numbers, which count CONST operators, too."""
     x = Value(Type((2, 3), DType.FP32), name="x")
     one = literal([[1.0, 2.0, 3.0]], DType.FP32, np.float32)
     total = make_operator(ops.ADD, x, one)
     result = make_operator(ops.TANH, total.outputs[0])
     file = TosaFile(Graph([x], [result.outputs[0]], [total, result]), SPEC)
     given = torch.randn(2, 3)
-    outputs, told = TOSARuntime.observe(file.join(), [], {})(given)
-    assert set(told) == {file.numbers[total], file.numbers[result]}
-    assert 0 not in told
-    assert torch.equal(
-        told[file.numbers[total]][0], given + torch.tensor([1.0, 2.0, 3.0])
-    )
-    assert torch.equal(told[file.numbers[result]][0], outputs[0])
+
+    (output,), observed = TOSARuntime.observe(file.join(), [], {})(given)
+
+    assert set(observed) == {file.numbers[total], file.numbers[result]}
+    assert 0 not in observed  # the CONST
+    (observed_total,) = observed[file.numbers[total]]
+    (observed_result,) = observed[file.numbers[result]]
+    assert torch.equal(observed_total, given + torch.tensor([1.0, 2.0, 3.0]))
+    assert torch.equal(observed_result, output)
 
 
 def test_threads_share_a_delegate(layer):
@@ -214,7 +218,7 @@ def test_damaged_blobs_are_refused():
         TOSARuntime.load(b"not a tosa file", [], {})
 
 
-def test_operator_that_the_host_cannot_compute():
+def test_files_with_custom_operators_are_refused():
     x = Value(Type((2,), DType.FP32))
     custom = make_operator(
         ops.CUSTOM,
@@ -228,50 +232,78 @@ def test_operator_that_the_host_cannot_compute():
         load_graph([x], custom.outputs, [custom])
 
 
-def test_files_take_inputs_by_name(tmp_path):
-    x, y = (Value(Type((2, 3), DType.FP32), name=name) for name in ("x", "the.y"))
+A = torch.ones(2, 3)
+B = torch.full((2, 3), 3.0)
+
+
+@pytest.fixture
+def subtraction_file(tmp_path):
+    """A file that subtracts its input ``the.y`` from its input ``x``."""
+    x = Value(Type((2, 3), DType.FP32), name="x")
+    y = Value(Type((2, 3), DType.FP32), name="the.y")
     operator = make_operator(ops.SUB, x, y)
     operator.outputs[0].name = "difference"
     file = tmp_path / "sub.tosa"
     file.write_bytes(
         TosaFile(Graph([x, y], operator.outputs, [operator]), TosaSpec()).join()
     )
-    loaded = delegraph.load(file)
-    a = torch.ones(2, 3)
-    b = torch.full((2, 3), 3.0)
-    for (actual,) in (
-        loaded(a, b),
-        loaded(a, **{"the.y": b}),
-        loaded(**{"the.y": b}, x=a),
+    return file
+
+
+def test_loaded_files_take_inputs_by_position_or_name(subtraction_file):
+    loaded = delegraph.load(subtraction_file)
+
+    for (result,) in (
+        loaded(A, B),
+        loaded(A, **{"the.y": B}),
+        loaded(**{"the.y": B}, x=A),
     ):
-        assert torch.equal(actual, a - b)
+        assert torch.equal(result, A - B)
+
+
+def test_loaded_files_have_a_summary(subtraction_file):
+    loaded = delegraph.load(subtraction_file)
+
     assert repr(loaded) == "<LoadedProgram sub.tosa: forward>"
     (method,) = loaded.summary.methods
-    assert [t.name for t in (*method.inputs, *method.outputs)] == [
-        "x",
-        "the.y",
-        "difference",
-    ]
+    assert [value.name for value in method.inputs] == ["x", "the.y"]
+    assert [value.name for value in method.outputs] == ["difference"]
+
+
+def test_threads_share_a_loaded_file(subtraction_file):
+    loaded = delegraph.load(subtraction_file)
+
     with ThreadPoolExecutor(4) as executor:
-        assert all(
-            torch.equal(r, a - b)
-            for (r,) in executor.map(lambda _: loaded(a, b), range(40))
-        )
-    for call, said in (
+        results = list(executor.map(lambda _: loaded(A, B), range(40)))
+
+    assert all(torch.equal(result, A - B) for (result,) in results)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        ((A,), {"z": B}, "the input 'z' is none of the file's; inputs: x, the.y"),
+        ((A,), {"x": B}, "the input 'x' is given twice"),
+        ((), {"x": A}, "the input 'the.y' is missing"),
+        ((A,), {}, "2 inputs are wanted, 1 were given"),
         (
-            lambda: loaded(a, z=b),
-            "the input 'z' is none of the file's; inputs: x, the.y",
-        ),
-        (lambda: loaded(a, x=b), "the input 'x' is given twice"),
-        (lambda: loaded(x=a), "the input 'the.y' is missing"),
-        (lambda: loaded(a), "2 inputs are wanted, 1 were given"),
-        (
-            lambda: loaded(a, b.numpy()),
+            (A, B.numpy()),
+            {},
             "input 1 must be a tensor on the CPU; a ndarray was given",
         ),
-    ):
-        with pytest.raises(InputError, match=re.escape(said)):
-            call()
+    ],
+    ids=["unknown", "repeated", "missing", "too few", "no tensor"],
+)
+def test_loaded_files_refuse_wrong_inputs(subtraction_file, args, kwargs, text):
+    loaded = delegraph.load(subtraction_file)
+
+    with pytest.raises(InputError, match=re.escape(text)):
+        loaded(*args, **kwargs)
+
+
+def test_truncated_files_are_not_loaded(subtraction_file):
+    file = subtraction_file
     file.write_bytes(file.read_bytes()[:-8])
+
     with pytest.raises(FormatError, match="damaged TOSA file"):
         delegraph.load(file)
