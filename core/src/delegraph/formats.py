@@ -95,10 +95,10 @@ class ProgramContents(Protocol):
         """Return the program's one delegate, with all inputs and outputs of its method,
         in order.
 
-        For a program of one method that one delegate computes. The delegate in
-        ``delegates`` may have other inputs and outputs than the method; then it is
-        compiled again. Raises InputError if a file of one delegate cannot have the
-        program, for example because the host writes buffers.
+        The program must have one method, which one delegate computes. If the delegate
+        in ``delegates`` has other inputs or outputs than the method, it is compiled
+        again. Raises InputError if a file of one delegate cannot have the program, for
+        example because the host writes buffers.
         """
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:

@@ -118,12 +118,14 @@ def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(order)
 
 
-def arrange(value: Any, layout: Layout) -> Any:
+def arrange(value: Any, layout: Layout | None) -> Any:
     """Return ``value``, or a view or copy of it, with the strides of ``layout``.
 
     The result has the offset of ``layout``, too, unless that is None. It is a copy only
-    if elements must move.
+    if elements must move. If ``layout`` is None, ``value`` is returned.
     """
+    if layout is None:
+        return value
     strides = layout.strides_for(value.shape)
     if value.stride() == strides and (
         layout.offset is None or value.storage_offset() == layout.offset

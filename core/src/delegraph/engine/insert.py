@@ -68,8 +68,7 @@ def insert_delegates(
 def _is_for_delegates(plan: Plan, node: Node) -> bool:
     """Return whether ``node`` fetches a subgraph that only delegated calls use.
 
-    Delegates have copies of their subgraphs, so the host's program does not need
-    ``node``.
+    The host's program does not need such a node: delegates have copies of subgraphs.
     """
     if node.op != "get_attr" or not node.users:
         return False
@@ -87,8 +86,7 @@ class _HostProgram:
     def __init__(
         self, plan: Plan, dropped: Collection[Node], names: Iterator[str]
     ) -> None:
-        """Begin the host's graph with copies of the placeholders that stay with the
-        host.
+        """Begin the host's graph with copies of the placeholders that the host needs.
 
         ``dropped``: constants that the subgraphs no longer need, because delegates
         inside own them. ``names``: yields names for the modules.

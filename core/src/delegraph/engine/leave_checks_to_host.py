@@ -21,10 +21,10 @@ from .partition_records import ON_HOST, Plan
 def settle_checks(plan: Plan) -> tuple[bool, str]:
     """Leave checks of the host's values to the host, and erase other checks.
 
-    A delegated check that moves to the host is marked (``ON_HOST``), so that no
-    partition gets the check when the program is planned again. Returns whether the
-    program must be planned again, and a note for the report. The note is "" if no
-    assertion was erased.
+    A delegated check that moves to the host is marked (``ON_HOST``): the next plan
+    leaves it on the host, even if the partitioner tags it. Returns whether the program
+    must be planned again, and a note for the report. The note is "" if no assertion was
+    erased.
     """
     graph = plan.program.graph
     checks = find_checks(graph)

@@ -215,10 +215,10 @@ def _all_plans(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
 def _delegates(
     method: str, program: ExportedProgram, work: Sequence[Work]
 ) -> list[DelegateInfo]:
-    """Return the delegates that ``work`` became, and set their names.
+    """Return the delegates of ``method``, and set their names.
 
-    ``program``: the program of ``method``, which calls these delegates now. Work on
-    other methods is left out.
+    ``program``: the program of ``method``, which calls these delegates now. ``work``:
+    the work on the partitions of all methods.
     """
     names = {module: name for name, module in program.graph_module.named_modules()}
     return [
@@ -229,10 +229,11 @@ def _delegates(
 def _add_refusals(
     findings: Findings, turn: Turn, plans: Mapping[str, Plan], refused: Sequence[Work]
 ) -> None:
-    """Add to ``findings`` why the backend of ``turn`` refused operators.
+    """Add the refusals by the backend of ``turn`` to ``findings``.
 
-    Also adds the support checks that the report may repeat. ``refused``: the partitions
-    that the backend's compiler refused.
+    Also adds its support check of each method, if the report may repeat the check.
+    ``plans``: the backend's plans. ``refused``: the partitions that its compiler
+    refused.
     """
     findings.given_back += [given_back_row(turn.name, item) for item in refused]
     for method, plan in _all_plans(plans):
@@ -240,11 +241,11 @@ def _add_refusals(
         reasons.update(reasons_of(turn.name, plan.refusals))
     if turn.may_repeat:
         for method, top in plans.items():
-            nodes: list[Node] = []
+            not_compiled: list[Node] = []
             for item in refused:
                 if item.method == method:
-                    nodes += item.partition.nodes
-            check = repeatable_check(top, turn.partitioners[method], nodes)
+                    not_compiled += item.partition.nodes
+            check = repeatable_check(top, turn.partitioners[method], not_compiled)
             if check is not None:
                 findings.checks[method, turn.name] = check
 

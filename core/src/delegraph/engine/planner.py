@@ -79,10 +79,10 @@ class Planner:
     def _plan_method(
         self, method: str, program: ExportedProgram, partitioners: Sequence[Partitioner]
     ) -> Plan:
-        """Plan a method; decide about its checks, and compute its constants.
+        """Plan a method, and plan it again after each change of its program.
 
-        ``partitioners``: the partitioner of the current backend, then those of the next
-        backends.
+        Checks may be erased, and calls on constants may be computed. ``partitioners``:
+        the partitioner of the current backend, then those of the next backends.
         """
         plan = self._plan(program, partitioners)
         is_changed, note = settle_checks(plan)

@@ -46,8 +46,8 @@ def compile_here(
     another exception, each program of the call is compiled alone, and programs that
     fail again are refused.
 
-    ``first`` and ``total`` are for the log ``delegraph.progress``: the number of the
-    first request, and the number of all requests (None: those in ``requests``).
+    The log ``delegraph.progress`` numbers the requests from ``first`` to ``total``.
+    ``total`` None: the number of ``requests``.
 
     Raises ContractViolation for wrong results and for forbidden changes. Raises an
     exception of a backend that cannot count as a refusal (``may_be_refusal``).
@@ -174,6 +174,7 @@ def _call_backend(
     nodes: list[Node] = []  # an error shows the line of the first
     for job in call:
         nodes += job.program.graph.nodes
+    # the lock TRACING keeps other threads from lowering
     with nullcontext() if backend.kind.thread_safe else TRACING:
         start = time.perf_counter()
         with PluginCall(backend.kind, "preprocess", places, nodes, backend):
@@ -194,7 +195,7 @@ def _compile_again(call: Sequence[_Job], error: DelegraphError) -> None:
         others = [job for job in call if job not in refused]
         next_calls = [others] if others else []
     elif len(call) > 1:
-        # it is not known which request the exception is about: each is tried alone
+        # any of the requests may have caused the exception: compile each alone
         refused = []
         next_calls = [[job] for job in call]
     else:

@@ -162,9 +162,9 @@ class Composites:
     def _put_together(self, composite: Composite) -> Node:
         """Replace the parts by the call, erase the parts, and return the call.
 
-        The call has its old name, and its old metadata without a tag, because it
-        belongs to no partition. An operand that was itself replaced becomes its
-        replacement.
+        The call gets its old name, and its old metadata without a tag, because it
+        belongs to no partition. Operands may have been decomposed or restored since:
+        ``present_node`` finds their values.
         """
         graph = composite.parts[0].graph
         with graph.inserting_before(composite.parts[0]):

@@ -277,7 +277,8 @@ class _Build:
         """Add all inputs of the method in order, and fill ``env`` for each input of the
         delegate.
 
-        ``_add_constants`` must be called before: the host may pass a constant as input.
+        ``_add_constants`` must be called before, because the host may pass one of these
+        constants to the delegate as an input.
         """
         specs = dict(placeholders(self.host))
         # placeholder of the host -> placeholder of the delegate that gets its value
@@ -392,4 +393,5 @@ def _compiled(
         [Argument.of(node.name, node.meta["val"]) for node in results(program)],
     )
     whole.attach(result, backend.producer, delegate.fingerprint)
+    # "": the new blob was compiled without the cache of the lowering
     return replace(delegate, module=whole, compiled="")

@@ -212,9 +212,9 @@ class LoadedDelegate:
         with self._lock:
             return self._hook.copy(self._check(self._call(run, args)))
 
-    def arrange(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Return an input in the ``layout`` that the backend saw, or unchanged if the
-        runtime takes any strides.
+    def arrange(self, value: Any, layout: Layout | None) -> Any:
+        """Return an input in the ``layout`` that the backend saw. Return it unchanged if
+        the runtime takes any strides, or if ``layout`` is None.
         """
         return value if self._any_strides else arrange(value, layout)
 
@@ -229,10 +229,10 @@ class LoadedDelegate:
         """Call the runtime and check that it does not write to its inputs.
 
         The first call compares the values of the inputs before and after. Later calls
-        only compare torch's counts of writes to the inputs. A changed count proves
-        nothing, since another thread may have written to another part of the same
-        memory: then the next call compares values again. If values changed, the input
-        gets its old values back, and ContractViolation is raised.
+        only compare torch's counts of writes to the inputs. If a count changed, another
+        thread may have written to another part of the same memory. So the next call
+        compares values again. If values changed, the input gets its old values back,
+        and ContractViolation is raised.
         """
         if not self._compares_inputs:
             counts = count_writes(args)
@@ -241,9 +241,9 @@ class LoadedDelegate:
             return results
         copies = KeptInputs.of(args)
         results = run(*args)
-        positions = copies.put_back()  # of inputs that the runtime wrote
-        if positions:
-            raise self._input_written(positions[0], args[positions[0]])
+        written = copies.put_back()  # positions of the inputs that the runtime wrote
+        if written:
+            raise self._input_written(written[0], args[written[0]])
         self._compares_inputs = False
         return results
 
@@ -617,10 +617,8 @@ class Executable:
             if self._run is None:
                 for name, (tensor, layout) in self._method.initial.items():
                     # ``__deepcopy__`` may have put a buffer there already, which stays
-                    value = tensor.detach().clone()
-                    self._state.setdefault(
-                        name, value if layout is None else arrange(value, layout)
-                    )
+                    value = arrange(tensor.detach().clone(), layout)
+                    self._state.setdefault(name, value)
                 self._run = GraphFunction(
                     self._method.graph, self._bind, self._observer
                 )
@@ -655,20 +653,14 @@ class Executable:
         """Write the new values of inputs and buffers, and return the outputs that the
         caller gets.
 
-        ``results``: all outputs of the graph. ``flat``: the inputs of the call;
-        ``copied`` has the positions of those that this method writes.
+        ``results``: all outputs of the graph. ``flat``: the inputs of the call.
         """
         for k, position in self._method.copied:
             flat[position].copy_(results[k])
         for k, name in self._method.stored:
             layout = self._method.initial[name][1]
-            self._state[name] = (
-                results[k] if layout is None else arrange(results[k], layout)
-            )
-        return [
-            results[k] if layout is None else arrange(results[k], layout)
-            for k, layout in self._method.returned
-        ]
+            self._state[name] = arrange(results[k], layout)
+        return [arrange(results[k], layout) for k, layout in self._method.returned]
 
 
 class InputComparingExecutable(Executable):

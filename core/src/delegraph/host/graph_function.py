@@ -44,7 +44,7 @@ class BoundDelegate(NamedTuple):
     """
 
     run: Function
-    arrange: Callable[[torch.Tensor, Layout], torch.Tensor] = arrange
+    arrange: Callable[[Any, Layout | None], Any] = arrange
 
 
 BindDelegate = Callable[[LoweredBackendModule], BoundDelegate]
@@ -173,8 +173,10 @@ class GraphFunction:
         return map_arg(self._output, values.__getitem__)
 
     def _fetch(self, node: Node) -> Any:
-        """Return the object that a ``get_attr`` node fetches. In place of a subgraph,
-        return the function that runs it; in place of a delegate, a ``BoundDelegate``.
+        """Return the object that a ``get_attr`` node fetches.
+
+        For a subgraph, return the function that runs it; for a delegate, return a
+        ``BoundDelegate``.
         """
         value: Any = self._graph.module
         # the target is a path of attributes, such as ``body.lowered_0``
@@ -194,9 +196,7 @@ class GraphFunction:
         return _observed(run, observer, node, value)
 
     def _with_constants(self, value: Any) -> Any:
-        """Return ``value``, which contains nodes, with the values of constants in place
-        of their nodes.
-        """
+        """Return the arguments ``value`` with constants in place of their nodes."""
         return map_arg(value, lambda node: self._constants.get(node, node))
 
     def _function_of(self, node: Node) -> tuple[Function, tuple[Any, ...]]:
@@ -242,10 +242,8 @@ def _arranging(delegate: BoundDelegate, inputs: Sequence[Any]) -> Function:
 
     def call(*values: Any) -> Any:
         """Call the delegate."""
-        arranged = (
-            value if layout is None else delegate.arrange(value, layout)
-            for value, layout in zip(values, layouts, strict=True)
-        )
+        pairs = zip(values, layouts, strict=True)
+        arranged = (delegate.arrange(value, layout) for value, layout in pairs)
         return delegate.run(*arranged)
 
     return call

@@ -244,8 +244,7 @@ class _Interpreter(torch.fx.Interpreter):
     def run_node(self, n: Node) -> Any:
         """Return the value of one node, in the layout for it if there is one."""
         value = super().run_node(n)
-        layout = self._layouts.get(n)
-        return value if layout is None else arrange(value, layout)
+        return arrange(value, self._layouts.get(n))
 
 
 def _layouts_that_matter(program: ExportedProgram) -> dict[Node, Layout]:
