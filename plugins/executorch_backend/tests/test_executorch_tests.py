@@ -1,23 +1,28 @@
-"""ExecuTorch's own tests, which its wheel has, against delegraph: its module names are
-bound to ours.
+"""ExecuTorch's own tests run against delegraph and have the recorded results.
 
-``support/executorch_tests/names.py`` says what is bound; files are real ones, which
-ExecuTorch's own deserializer and runtime read. One test, with its whole traceback, from
-the root of the repository:
+The tests are in ExecuTorch's wheel. Its module names are bound to delegraph's modules
+(``support/executorch_tests/names.py``). Files are real: ExecuTorch's own deserializer
+and runtime read them. From the root of the repository, this runs one test with its
+whole traceback:
 
     python -m plugins.executorch_backend.tests.support.executorch_tests.run --verbose
         NAME
 
-where NAME is ``exir.emit.test.test_emit.TestEmit.test_constants_with_view``, or a
-module; ``--theirs`` runs it against ExecuTorch itself. What is expected of each test
-stands in ``executorch_tests.txt``: ``pass``; ``differs``, where delegraph behaves
-otherwise on purpose (docs/compatibility.md says in what); ``internal``, which asks for
-ExecuTorch's own insides or for what its wheel lacks; ``gap``, which is to be mended.
+NAME is a test, such as ``exir.emit.test.test_emit.TestEmit.test_constants_with_view``,
+or a module. With ``--theirs``, the test runs against ExecuTorch itself.
+
+``executorch_tests.txt`` has one line for each test, which begins with its outcome:
+
+- ``pass``: it passes.
+- ``differs``: delegraph differs on purpose, as docs/compatibility.md explains.
+- ``internal``: it needs internals of ExecuTorch, or files that its wheel lacks.
+- ``gap``: delegraph should be mended.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -58,19 +63,41 @@ SUITES = {
 }
 
 
-def expected_outcomes(modules: list[str]) -> dict[str, tuple[str, str]]:
-    """Test -> what is expected of it, and why, by the table."""
-    found = {}
+class Expected(NamedTuple):
+    """A line of the table: the outcome of a test, and the reason unless it passes."""
+
+    outcome: str
+    reason: str
+
+
+def expected_outcomes(modules: list[str]) -> dict[str, Expected]:
+    """Return the lines of the table about tests of these modules, by test."""
+    expected = {}
     for line in TABLE.read_text().splitlines():
-        kind, _, rest = line.partition(" ")
-        name, _, why = rest.partition(": ")
-        if (
-            line
-            and not line.startswith("#")
-            and any(name.startswith(module) for module in modules)
-        ):
-            found[name] = (kind, why)
-    return found
+        if not line or line.startswith("#"):
+            continue
+        outcome, _, rest = line.partition(" ")
+        name, _, reason = rest.partition(": ")
+        if name.startswith(tuple(modules)):
+            expected[name] = Expected(outcome, reason)
+    return expected
+
+
+def differences(
+    expected: dict[str, Expected], actual: dict[str, tuple[str, str]]
+) -> list[str]:
+    """Return a line for each test whose result is not the recorded one."""
+    lines = []
+    for name, (outcome, message) in actual.items():
+        if name not in expected:
+            lines.append(f"{name}: {outcome}, and it is not in the table; {message}")
+            continue
+        recorded = expected[name].outcome
+        if (outcome == "pass") != (recorded == "pass"):
+            lines.append(f"{name}: {outcome}, and the table has {recorded}; {message}")
+    for name in sorted(expected.keys() - actual.keys()):
+        lines.append(f"{name}: it did not run")
+    return lines
 
 
 @pytest.mark.slow
@@ -80,27 +107,18 @@ def test_executorchs_own_tests_have_the_recorded_results(suite: str) -> None:
         "executorch",
         reason="the stock runtime is not installed (pip install executorch==1.5.1)",
     )
-    expected = expected_outcomes(SUITES[suite])
-    actual = run_tests(SUITES[suite])
-    changed = [
-        f"{name}: {outcome}, and the table says {expected.get(name, ('nothing', ''))[0]};"
-        f" {why}"
-        for name, (outcome, why) in actual.items()
-        if (outcome == "pass") != (expected.get(name, ("",))[0] == "pass")
-        or name not in expected
-    ]
-    missing = sorted(expected.keys() - actual.keys())
-    assert not changed, "\n".join(
-        [*changed, *(f"{name}: it did not run" for name in missing)]
-    )
-    assert not missing, "\n".join(
-        [*changed, *(f"{name}: it did not run" for name in missing)]
-    )
+
+    changed = differences(expected_outcomes(SUITES[suite]), run_tests(SUITES[suite]))
+
+    assert not changed, "\n".join(changed)
 
 
-def test_each_difference_has_a_reason() -> None:
-    rows = expected_outcomes(["exir."])
-    assert {kind for kind, _ in rows.values()} <= {"pass", "differs", "internal", "gap"}
-    assert [
-        name for name, (kind, why) in rows.items() if kind != "pass" and not why
-    ] == []
+def test_all_recorded_outcomes_are_known() -> None:
+    outcomes = {row.outcome for row in expected_outcomes(["exir."]).values()}
+
+    assert outcomes <= {"pass", "differs", "internal", "gap"}
+
+
+def test_each_recorded_difference_has_a_reason() -> None:
+    for name, row in expected_outcomes(["exir."]).items():
+        assert row.outcome == "pass" or row.reason, name

@@ -1,6 +1,4 @@
-"""``.pte`` files through delegraph's own doors: saved, loaded, inspected; with data
-files, debug files, and options.
-"""
+"""``.pte`` files are saved, loaded and inspected, with data and debug files."""
 
 from __future__ import annotations
 
@@ -84,7 +82,9 @@ def test_loaded_file_computes_as_the_lowered_program(
 ) -> None:
     lowered = _lower(registry, backends)
     lowered.save(tmp_path / "net.pte")
+
     loaded = delegraph.load(tmp_path / "net.pte", registry)
+
     assert loaded.methods == ["forward"]
     actual = loaded(X)
     expected = lowered(X)
@@ -92,127 +92,185 @@ def test_loaded_file_computes_as_the_lowered_program(
     assert_equal(list(actual.values()), list(expected.values()))
 
 
-def test_inspection_shows_the_content_of_a_file(
-    registry: delegraph.Registry, tmp_path: Path
-) -> None:
+@pytest.fixture
+def saved_with_delegates(registry: delegraph.Registry, tmp_path: Path) -> Path:
+    """A file of ``Net`` with delegates of the compiler demo."""
     path = tmp_path / "net.pte"
     _lower(registry, ["compiler-demo"]).save(path)
-    facts = PteFormat.inspect(path)
-    assert facts.bytes == path.stat().st_size
+    return path
+
+
+def test_inspection_shows_the_content_of_a_file(saved_with_delegates: Path) -> None:
+    facts = PteFormat.inspect(saved_with_delegates)
+
+    assert facts.bytes == saved_with_delegates.stat().st_size
     assert facts.backends == ("BackendWithCompilerDemo",)
     assert "aten::cumsum.out" in facts.kernels
     assert all(key.startswith("compiler-demo/") for key in facts.named_data)
     assert "delegate 0 (BackendWithCompilerDemo)" in str(facts)
-    assert json.loads(json.dumps(facts.to_json()))["methods"][0]["name"] == "forward"
-    summary = PteFormat.summarize(path)
-    assert summary.methods[0].delegates[0].producer == "in-process"
-    assert [str(value) for value in summary.methods[0].inputs] == ["x: float32[3, 4]"]
+
+
+def test_inspection_can_be_stored_as_json(saved_with_delegates: Path) -> None:
+    data = PteFormat.inspect(saved_with_delegates).to_json()
+
+    assert json.loads(json.dumps(data))["methods"][0]["name"] == "forward"
+
+
+def test_a_summary_agrees_with_the_inspection(saved_with_delegates: Path) -> None:
+    facts = PteFormat.inspect(saved_with_delegates)
+    summary = PteFormat.summarize(saved_with_delegates)
+
+    [method] = summary.methods
+    assert method.delegates[0].producer == "in-process"
+    assert [str(value) for value in method.inputs] == ["x: float32[3, 4]"]
+    assert method.operators == facts.methods[0].kernels
     assert summary.needs["kernels"] == facts.kernels
-    assert summary.methods[0].operators == facts.methods[0].kernels
-    assert summary.constant_bytes == sum(c.bytes for c in summary.largest) > 0
-    page = PteFormat.page(path)
+    assert summary.constant_bytes == sum(c.bytes for c in summary.largest)
+    assert summary.constant_bytes > 0
+
+
+def test_the_page_of_a_file_shows_memory_and_kernels(
+    saved_with_delegates: Path,
+) -> None:
+    page = PteFormat.page(saved_with_delegates)
+
     assert "<rect" in page
     assert "aten::cumsum.out" in page
-    [array] = PteFormat.sample(path, 0)
-    assert array.shape == (3, 4)
-    arguments, plans, stock = PteFormat.verify(path)
+
+
+def test_sample_inputs_have_the_shapes_of_the_file(saved_with_delegates: Path) -> None:
+    [array] = PteFormat.sample(saved_with_delegates, 0)
+
+    assert array.shape == X.shape
+
+
+def test_verification_accepts_arguments_and_memory_plans(
+    saved_with_delegates: Path,
+) -> None:
+    arguments, memory_plans, stock_runtime = PteFormat.verify(saved_with_delegates)
+
     assert arguments.accepted
-    assert plans.accepted is True
-    # it runs in the device half, or there is no runtime here
-    assert stock.accepted is not False
+    assert memory_plans.accepted is True
+    # None if the stock runtime or the device half is not installed
+    assert stock_runtime.accepted is not False
 
 
-def test_weights_in_a_data_file(registry: delegraph.Registry, tmp_path: Path) -> None:
+def test_weights_are_saved_in_a_data_file(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
     path = tmp_path / "net.pte"
-    lowered = _lower(registry)
-    lowered.save(path, external_constants="weights")
-    facts = PteFormat.inspect(path)
-    assert facts.external_tensors == (
-        "first.bias",
-        "first.weight",
-        "second.bias",
-        "second.weight",
-    )
-    assert_equal(
-        list(delegraph.load(path, registry)(X).values()), list(Net()(X).values())
-    )
+
+    _lower(registry).save(path, external_constants="weights")
+
+    names = ("first.bias", "first.weight", "second.bias", "second.weight")
+    assert PteFormat.inspect(path).external_tensors == names
+    actual = delegraph.load(path, registry)(X)
+    assert_equal(list(actual.values()), list(Net()(X).values()))
+
+
+def test_a_data_file_cannot_be_part_of_serialized_bytes(
+    registry: delegraph.Registry,
+) -> None:
     with pytest.raises(OptionError, match=r"save\("):
-        PteFormat.serialize(lowered, {"external_constants": "weights"})
+        PteFormat.serialize(_lower(registry), {"external_constants": "weights"})
+
+
+def test_a_missing_data_file_is_an_error(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
+    path = tmp_path / "net.pte"
+    _lower(registry).save(path, external_constants="weights")
+
     (tmp_path / "net.weights.ptd").unlink()
-    with pytest.raises(
-        InputError, match="the tensor .first.weight. is in another file"
-    ):
+
+    message = "the tensor .first.weight. is in another file"
+    with pytest.raises(InputError, match=message):
         delegraph.load(path, registry)(X)
 
 
-def test_data_files_in_the_stock_runtime(
+def test_the_stock_runtime_reads_data_files(
     registry: delegraph.Registry, tmp_path: Path
 ) -> None:
     stock_runtime()
     path = tmp_path / "net.pte"
     _lower(registry).save(path, external_constants="weights")
+
     actual = StockProgram(path, [tmp_path / "net.weights.ptd"])(X)
+
     assert_equal(list(actual.values()), list(Net()(X).values()))
-    assert PteFormat.verify(path)[1].accepted is True
+    _, memory_plans, *_ = PteFormat.verify(path)
+    assert memory_plans.accepted is True
 
 
-def test_instructions_lead_back_to_lines(
+def test_a_debug_file_has_the_line_of_each_host_operator(
     registry: delegraph.Registry, tmp_path: Path
 ) -> None:
-    path = tmp_path / "net.pte"
-    lowered = _lower(registry, ["tosa"], p.Function(lambda x: (x * 2).cumsum(0)))
-    lowered.save(path, debug_file=True)
+    _lower(registry).save(tmp_path / "net.pte", debug_file=True)
+
     debug = DebugFile.read(tmp_path / "net.debug.json")
-    calls = [
-        debug.operator_at("forward", k)
-        for k in range(PteFormat.inspect(path).methods[0].instructions)
-    ]
-    assert (
-        any("cumsum" in text and f"{Path(__file__).name}" in text for text in calls)
-        or lowered.delegates
-    )
-    handles = [
-        h
-        for of in debug.methods["forward"]["delegates"]
-        for hs in of.values()
-        for h in hs
-    ]
-    assert handles
-    assert all(str(h) in debug.methods["forward"]["operators"] for h in handles)
-    identifier = next(iter(debug.methods["forward"]["delegates"][0]))
-    assert debug.operators_in("forward", 0, identifier)[0].startswith("aten.")
-    (tmp_path / "net.debug.json").write_text("[]")
+
+    count = PteFormat.inspect(tmp_path / "net.pte").methods[0].instructions
+    places = [debug.operator_at("forward", number) for number in range(count)]
+    assert any("cumsum" in place and Path(__file__).name in place for place in places)
+
+
+def test_a_debug_file_has_the_operators_inside_delegates(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
+    module = p.Function(lambda x: (x * 2).cumsum(0))
+    _lower(registry, ["tosa"], module).save(tmp_path / "net.pte", debug_file=True)
+
+    debug = DebugFile.read(tmp_path / "net.debug.json")
+
+    method = debug.methods["forward"]
+    [handles_by_identifier] = method["delegates"]
+    assert handles_by_identifier
+    for identifier, handles in handles_by_identifier.items():
+        assert handles
+        assert all(str(handle) in method["operators"] for handle in handles)
+        operators = debug.operators_in("forward", 0, identifier)
+        assert operators[0].startswith("aten.")
+
+
+def test_a_damaged_debug_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.debug.json"
+    path.write_text("[]")
+
     with pytest.raises(FormatError, match=r"net\.debug\.json"):
-        DebugFile.read(tmp_path / "net.debug.json")
+        DebugFile.read(path)
 
 
-def test_files_record_producers_and_source_lines(
+def test_files_record_the_producers_of_delegates(
+    registry: delegraph.Registry, saved_with_delegates: Path
+) -> None:
+    facts = PteFormat.inspect(saved_with_delegates)
+
+    [producer] = {delegate.producer for delegate in facts.methods[0].delegates}
+    parts = registry.entry("compiler-demo").producer
+    assert producer == " ".join(part for part in parts if part)
+    assert f"delegate 0: BackendWithCompilerDemo of {producer}, " in str(facts)
+
+
+def test_files_record_source_lines(
     registry: delegraph.Registry, tmp_path: Path
 ) -> None:
     path = tmp_path / "net.pte"
+
     _lower(registry, ["compiler-demo"]).save(path, stack_traces=True)
-    facts = PteFormat.inspect(path)
-    [made] = {delegate.producer for delegate in facts.methods[0].delegates}
-    assert made == " ".join(filter(None, registry.entry("compiler-demo").producer))
-    assert f"delegate 0: BackendWithCompilerDemo of {made}, " in str(facts)
-    lines = facts.methods[0].text.splitlines()
-    assert (
-        len([line for line in lines if f"// {__file__}:" in line])
-        >= facts.methods[0].instructions - 1
-    )
-    assert_equal(
-        list(delegraph.load(path, registry)(X).values()), list(Net()(X).values())
-    )
+
+    method = PteFormat.inspect(path).methods[0]
+    with_line = [x for x in method.text.splitlines() if f"// {__file__}:" in x]
+    assert len(with_line) >= method.instructions - 1
+    actual = delegraph.load(path, registry)(X)
+    assert_equal(list(actual.values()), list(Net()(X).values()))
 
 
 @pytest.mark.slow  # ExecuTorch's tools for profiles bring pandas
 @pytest.mark.filterwarnings("ignore")
-def test_a_profile_leads_back_to_lines(
+def test_events_of_a_profile_have_their_source_lines(
     registry: delegraph.Registry, tmp_path: Path
 ) -> None:
-    """The stock runtime writes a profile, ExecuTorch's own reader gives its events, the
-    side file says their lines.
-    """
+    """The stock runtime writes the profile, and ExecuTorch's devtools read it."""
     stock_runtime()
     from executorch.devtools import Inspector
     from executorch.extension.pybindings.portable_lib import (
@@ -225,39 +283,37 @@ def test_a_profile_leads_back_to_lines(
     module = load(path.read_bytes(), enable_etdump=True)
     module.run_method("forward", [X])
     module.write_etdump_result_to_file(str(profile))
+
     debug = DebugFile.read(tmp_path / "net.debug.json")
-    events = [
-        e
-        for block in Inspector(etdump_path=str(profile)).event_blocks
-        for e in block.events
-    ]
-    calls = [
-        e
-        for e in events
-        if e.name.startswith("native_call_") and e._instruction_id is not None
-    ]
+    calls = []
+    for block in Inspector(etdump_path=str(profile)).event_blocks:
+        for event in block.events:
+            is_kernel = event.name.startswith("native_call_")
+            if is_kernel and event._instruction_id is not None:
+                calls.append(event)
+
     assert len(calls) == PteFormat.inspect(path).methods[0].instructions
     for event in calls:
         place = debug.operator_at("forward", event._instruction_id)
         assert Path(__file__).name in place, (event.name, place)
 
 
-def test_alignment_of_planned_tensors(registry: delegraph.Registry) -> None:
-    for alignment in (1, 16, 256):
-        emitted = emit_program(_lower(registry), EmitOptions(alignment=alignment))
-        plan = emitted.program.plans[0]
-        places = [
-            value.value.allocation
-            for value in plan.values
-            if isinstance(value.value, Tensor) and value.value.allocation
-        ]
-        assert len(places) > 2
-        assert all(place.offset % alignment == 0 for place in places)
-        assert find_conflicts(plan, split_delegate_calls(plan)) == []
+@pytest.mark.parametrize("alignment", [1, 16, 256])
+def test_planned_tensors_are_aligned(
+    registry: delegraph.Registry, alignment: int
+) -> None:
+    emitted = emit_program(_lower(registry), EmitOptions(alignment=alignment))
+
+    plan = emitted.program.plans[0]
+    tensors = [entry.value for entry in plan.values if isinstance(entry.value, Tensor)]
+    allocations = [tensor.allocation for tensor in tensors if tensor.allocation]
+    assert len(allocations) > 2
+    assert all(place.offset % alignment == 0 for place in allocations)
+    assert find_conflicts(plan, split_delegate_calls(plan)) == []
 
 
-class Contents:
-    """A program with methods that only return a constant."""
+class WithConstantMethods:
+    """A lowered program with more methods, which only return a constant."""
 
     def __init__(self, lowered: Any, constant_methods: Mapping[str, Any]) -> None:
         self._lowered = lowered
@@ -278,29 +334,33 @@ CONSTANTS = {
 
 
 def test_methods_that_return_a_constant(registry: delegraph.Registry) -> None:
-    emitted = emit_program(Contents(_lower(registry), CONSTANTS))
+    emitted = emit_program(WithConstantMethods(_lower(registry), CONSTANTS))
+
     program = run_on_host(emitted)
+
     assert program.methods == ["forward", *CONSTANTS]
     for name, value in CONSTANTS.items():
         actual = program.method(name)()
-        assert (
-            torch.equal(actual, value)
-            if isinstance(value, torch.Tensor)
-            else actual == value
-        )
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(actual, value)
+        else:
+            assert actual == value
 
 
-def test_constant_methods_in_the_stock_runtime(registry: delegraph.Registry) -> None:
-    program = stock_runtime().load_program(
-        emit_program(Contents(_lower(registry), CONSTANTS)).file.join()
-    )
+def test_the_stock_runtime_calls_constant_methods(
+    registry: delegraph.Registry,
+) -> None:
+    emitted = emit_program(WithConstantMethods(_lower(registry), CONSTANTS))
+
+    program = stock_runtime().load_program(emitted.file.join())
+
     assert program.load_method("vocabulary").execute([]) == [32]
     assert program.load_method("eos").execute([]) == [1, 2]
     assert torch.equal(program.load_method("table").execute([])[0], torch.arange(3))
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"kernel": "x"},
@@ -313,26 +373,27 @@ def test_constant_methods_in_the_stock_runtime(registry: delegraph.Registry) -> 
     ],
 )
 def test_wrong_options_leave_the_old_file(
-    registry: delegraph.Registry, tmp_path: Path, options: dict[str, Any], said: str
+    registry: delegraph.Registry, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "net.pte"
     path.write_bytes(b"old")
-    with pytest.raises(OptionError, match=said):
+
+    with pytest.raises(OptionError, match=message):
         _lower(registry).save(path, **options)
+
     assert path.read_bytes() == b"old"
 
 
-def test_a_kernel_that_the_device_lacks_is_found_here(
+def test_saving_refuses_operators_that_the_device_has_no_kernel_for(
     registry: delegraph.Registry, tmp_path: Path
 ) -> None:
-    selective = tmp_path / "acme.json"
-    selective.write_text(
-        json.dumps(
-            {"runtime": "acme 1.0", "kernels": ["aten::addmm.out", "aten::relu.out"]}
-        )
-    )
+    device_kernels = tmp_path / "acme.json"
+    kernels = ["aten::addmm.out", "aten::relu.out"]
+    device_kernels.write_text(json.dumps({"runtime": "acme 1.0", "kernels": kernels}))
+
     with pytest.raises(Unsupported) as raised:
-        _lower(registry).save(tmp_path / "net.pte", kernels=str(selective))
+        _lower(registry).save(tmp_path / "net.pte", kernels=str(device_kernels))
+
     text = str(raised.value)
     assert "acme 1.0 has no kernel that computes aten.cumsum.default" in text
     assert f"{Path(__file__).name}" in text
@@ -343,7 +404,7 @@ def test_a_kernel_that_the_device_lacks_is_found_here(
 
 @pytest.fixture
 def torch_decomposes_cells(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Cells are decomposed as torch does it, which depends on sizes."""
+    """Let torch decompose recurrent cells: its decomposition depends on sizes."""
     monkeypatch.delitem(tables._ADDED_TO_CORE, torch.ops.aten.gru_cell.default)
     tables.to_core.cache_clear()
     yield
@@ -364,11 +425,12 @@ def test_size_dependent_decompositions_are_refused_with_the_line(
     lowered = delegraph.lower(
         Cell(), given, dynamic_shapes=(rows, rows), backends=[], registry=registry
     )
-    text = (
+
+    message = (
         r"(?s)decomposition of aten.gru_cell.default depends on sizes that .*at"
         r" .*test_format.py:\d+"
     )
-    with pytest.raises(Unsupported, match=text):
+    with pytest.raises(Unsupported, match=message):
         emit_program(lowered, EmitOptions())
 
 
@@ -382,10 +444,9 @@ def test_refusals_inside_torch_modules_name_the_module(
     lowered = delegraph.lower(
         cell, given, dynamic_shapes=(rows, rows), backends=[], registry=registry
     )
-    with pytest.raises(
-        Unsupported,
-        match=r"aten.gru_cell.default depends on sizes that (?s:.*)at module GRUCell",
-    ):
+
+    message = r"aten.gru_cell.default depends on sizes that (?s:.*)at module GRUCell"
+    with pytest.raises(Unsupported, match=message):
         emit_program(lowered, EmitOptions())
 
 
@@ -393,154 +454,186 @@ def test_operators_without_kernel_are_refused_with_the_line(
     registry: delegraph.Registry,
 ) -> None:
     lowered = _lower(registry, (), p.Function(lambda x: torch.linalg.svd(x)))
-    with pytest.raises(
-        Unsupported, match=r"no kernel that computes aten\._linalg_svd"
-    ) as raised:
+
+    message = r"no kernel that computes aten\._linalg_svd"
+    with pytest.raises(Unsupported, match=message) as raised:
         emit_program(lowered)
+
     assert raised.value.source is not None
 
 
-SCRIPT = """
-import sys, hashlib, torch, delegraph
-sys.modules["executorch"] = None
-import delegraph_executorch.plugin, delegraph_demo.plugin
+SCRIPT_WITHOUT_EXECUTORCH = """
+import sys
+from pathlib import Path
+
+sys.modules["executorch"] = None  # an import of it fails
+
+import delegraph
+import delegraph_demo.plugin
+import delegraph_executorch.plugin
+import torch
+from delegraph_executorch.format import PteFormat
+
 registry = delegraph.Registry(discover=False)
-registry.register(delegraph_executorch.plugin), registry.register(delegraph_demo.plugin)
+registry.register(delegraph_executorch.plugin)
+registry.register(delegraph_demo.plugin)
 torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Softmax(-1)).eval()
-lowered = delegraph.lower(net, (torch.ones(2, 4),), backends=["compiler-demo"], registry=registry)
+net = torch.nn.Sequential(
+    torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Softmax(-1)
+).eval()
+x = torch.ones(2, 4)
+lowered = delegraph.lower(net, (x,), backends=["compiler-demo"], registry=registry)
 lowered.save(sys.argv[1])
 loaded = delegraph.load(sys.argv[1], registry)
-assert torch.allclose(loaded(torch.ones(2, 4)), net(torch.ones(2, 4)), atol=1e-6)
-from delegraph_executorch.format import PteFormat
-PteFormat.inspect(__import__("pathlib").Path(sys.argv[1]))
+assert torch.allclose(loaded(x), net(x), atol=1e-6)
+PteFormat.inspect(Path(sys.argv[1]))
 """
 
 
 def test_equal_bytes_in_any_process_without_executorch(tmp_path: Path) -> None:
     paths = [tmp_path / "1.pte", tmp_path / "2.pte"]
     for seed, path in enumerate(paths, 1):
+        # the order of sets differs between the processes
         environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
-        subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(path)],
-            check=True,
-            env=environment,
-        )
+        command = [sys.executable, "-c", SCRIPT_WITHOUT_EXECUTORCH, str(path)]
+        subprocess.run(command, check=True, env=environment)
+
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_looking_at_a_file_imports_no_torch(
+def test_the_page_of_a_file_is_made_without_torch(
     registry: delegraph.Registry, tmp_path: Path
 ) -> None:
     _lower(registry).save(tmp_path / "net.pte")
     code = (
-        "import sys; from pathlib import Path; from delegraph_executorch.format import"
-        " PteFormat as F\n"
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from delegraph_executorch.format import PteFormat\n"
+        f"PteFormat.page(Path({str(tmp_path / 'net.pte')!r}))\n"
+        "assert 'torch' not in sys.modules\n"
     )
-    code += (
-        f"F.page(Path({str(tmp_path / 'net.pte')!r})); assert 'torch' not in"
-        " sys.modules"
-    )
+
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_in_the_stock_runtime_by_its_name(
+def test_the_stock_runtime_is_selected_by_name(
     registry: delegraph.Registry, tmp_path: Path
 ) -> None:
     stock_runtime()
     lowered = _lower(registry)
-    assert lowered.verify(X, runtime="executorch").relative_error < 1e-6
     lowered.save(tmp_path / "net.pte")
-    assert_equal(
-        list(
-            delegraph.load(tmp_path / "net.pte", registry, runtime="executorch")(
-                X
-            ).values()
-        ),
-        list(Net()(X).values()),
-    )
+
+    loaded = delegraph.load(tmp_path / "net.pte", registry, runtime="executorch")
+
+    assert lowered.verify(X, runtime="executorch").relative_error < 1e-6
+    assert_equal(list(loaded(X).values()), list(Net()(X).values()))
 
 
-def test_backend_missing_in_the_stock_runtime_is_named(
+def test_a_backend_missing_in_the_stock_runtime_is_named(
     registry: delegraph.Registry, tmp_path: Path
 ) -> None:
     stock_runtime()
     path = tmp_path / "net.pte"
     _lower(registry, ["tosa"]).save(path)
-    with pytest.raises(
-        NoRuntime, match="this host does not have: TOSABackend"
-    ) as raised:
+
+    message = "this host does not have: TOSABackend"
+    with pytest.raises(NoRuntime, match=message) as raised:
         StockProgram(path)(X)
-    assert raised.value.hint.startswith(
-        "run it without runtime='executorch' (--runtime)"
-    )
+
+    hint = "run it without runtime='executorch' (--runtime)"
+    assert raised.value.hint.startswith(hint)
     assert stock.judge_loading(path).accepted is None
+
+
+NOISY_RUNTIME = """
+import logging, warnings
+
+logging.getLogger('torchao').warning('Failed to load')
+warnings.warn('old')
+
+class Runtime:
+    get = staticmethod(lambda: 'the runtime')
+"""
+
+
+def _forget_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove ExecuTorch's imported modules until the end of the test."""
+    imported = [n for n in sys.modules if n.partition(".")[0] == "executorch"]
+    for name in {*imported, "executorch", "executorch.runtime"}:
+        # at its end, monkeypatch also removes modules that the test imports
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
 
 
 def test_messages_of_imported_packages_are_suppressed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "executorch").mkdir()
-    says = (
-        "import logging, warnings\nlogging.getLogger('torchao').warning('Failed to"
-        " load')\nwarnings.warn('old')\n"
-    )
-    (tmp_path / "executorch" / "runtime.py").write_text(
-        says + "class Runtime:\n    get = staticmethod(lambda: 'it')\n"
-    )
-    known = [n for n in sys.modules if n.partition(".")[0] == "executorch"]
-    for name in {*known, "executorch", "executorch.runtime"}:
-        # what was there is back afterwards, also if that was nothing
-        monkeypatch.setitem(sys.modules, name, None)
-        del sys.modules[name]
+    (tmp_path / "executorch" / "runtime.py").write_text(NOISY_RUNTIME)
+    _forget_executorch(monkeypatch)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "path_importer_cache", {})
-    assert stock.stock_runtime.__wrapped__() == "it"
+
+    # without its cache; a warning would raise
+    assert stock.stock_runtime.__wrapped__() == "the runtime"
+
     assert not caplog.records
 
 
-def test_unknown_runtimes_are_refused(
-    registry: delegraph.Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lowered = _lower(registry)
+def test_an_unknown_runtime_is_refused(registry: delegraph.Registry) -> None:
     with pytest.raises(NoRuntime, match=r"'npu-simulator' \(executorch\)"):
-        lowered.verify(X, runtime="npu-simulator")
-    for name in [n for n in sys.modules if n.partition(".")[0] == "executorch"]:
-        monkeypatch.delitem(sys.modules, name)
+        _lower(registry).verify(X, runtime="npu-simulator")
+
+
+@pytest.fixture
+def executorch_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    _forget_executorch(monkeypatch)
     monkeypatch.setitem(sys.modules, "executorch", None)
     stock.stock_runtime.cache_clear()
+    yield
+    stock.stock_runtime.cache_clear()
+
+
+@pytest.mark.usefixtures("executorch_is_not_installed")
+def test_a_missing_stock_runtime_is_named_with_its_install_command(
+    registry: delegraph.Registry,
+) -> None:
+    lowered = _lower(registry)
+
     with pytest.raises(NoRuntime) as raised:
         lowered.verify(X, runtime="executorch")
-    stock.stock_runtime.cache_clear()
+
     assert raised.value.hint == 'pip install "delegraph-executorch[runtime]"'
 
 
-def test_the_command_line(tmp_path: Path) -> None:
-    """In a process of its own, with this plugin and a backend registered as if they
-    were installed.
-    """
-    model = tmp_path / "net.py"
-    model.write_text(
-        "import torch\ndef net():\n    return torch.nn.Linear(4, 2).eval(),"
-        " (torch.ones(3, 4),)\n"
-    )
-    code = (
-        "import sys, delegraph, delegraph.cli.lowering, delegraph_executorch.plugin as"
-        " plugin\n"
-    )
-    code += (
-        "from delegraph.discovery.registry import default_registry\nfrom delegraph.cli"
-        " import main\n"
-    )
-    code += (
-        "try: default_registry().get_format('x.pte')\nexcept delegraph.DelegraphError:"
-        " delegraph.register(plugin)\n"
-    )
-    code += "sys.exit(main(sys.argv[1:]))"
+MODEL_FILE = """
+import torch
+
+def net():
+    return torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)
+"""
+COMMAND = """
+import sys
+import delegraph
+import delegraph_executorch.plugin
+from delegraph.cli import main
+from delegraph.discovery.registry import default_registry
+
+try:
+    default_registry().get_format("x.pte")
+except delegraph.DelegraphError:  # the plugin is not installed
+    delegraph.register(delegraph_executorch.plugin)
+sys.exit(main(sys.argv[1:]))
+"""
+"""The program ``delegraph`` with this plugin, in an environment without it as well."""
+
+
+def test_the_command_line_lowers_inspects_and_runs_a_file(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL_FILE)
 
     def run(*arguments: str) -> str:
         completed = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
+            [sys.executable, "-c", COMMAND, *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -548,8 +641,7 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert completed.returncode == 0, completed.stderr
         return completed.stdout
 
-    assert "net.pte" in run(
-        "lower", str(model), "-o", "net.pte", "--verify", "--host-only"
-    )
+    lowered = run("lower", "net.py", "-o", "net.pte", "--verify", "--host-only")
+    assert "net.pte" in lowered
     assert "aten::addmm.out" in run("inspect", "net.pte")
     assert "[3, 2]" in run("run", "net.pte")

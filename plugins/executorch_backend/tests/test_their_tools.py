@@ -1,15 +1,13 @@
-"""Files that we write, in the Python tools that ExecuTorch's wheel has: its
-deserializers and its devtools.
-"""
+"""ExecuTorch's deserializers and devtools read the files that delegraph writes."""
 
 from __future__ import annotations
 
 import gc
+import io
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import delegraph
 import pytest
 import torch
 from delegraph_executorch.edge import to_edge
@@ -23,11 +21,11 @@ from .support.judge import (
 )
 from .support.programs import Counter
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of what they import
+pytestmark = pytest.mark.filterwarnings("ignore")  # ExecuTorch's imports warn
 
 
 class Net(torch.nn.Module):
-    """A delegate, and the host before and behind it."""
+    """A network in which the host sorts values between delegated calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,45 +36,48 @@ class Net(torch.nn.Module):
 
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
-KINDS = {"host": [], "compiler-demo": ["compiler-demo"], "xnnpack": ["xnnpack"]}
+BACKEND_IDS = {"compiler-demo": "BackendWithCompilerDemo", "xnnpack": "XnnpackBackend"}
+"""Backend -> its identifier in files. XNNPACK's delegates also have named data."""
 
 
-@pytest.fixture(params=KINDS)
-def saved(request: Any, tmp_path: Path) -> tuple[torch.nn.Module, Path]:
-    """A file with delegates of a kind: without any, with a blob, with a blob and named
-    data.
-    """
+class Saved(NamedTuple):
+    """A network and its saved file."""
+
+    net: torch.nn.Module
+    path: Path
+
+
+@pytest.fixture(params=[None, *BACKEND_IDS])
+def saved(request: Any, tmp_path: Path) -> Saved:
+    """A network in a file without delegates, or with a delegate of one backend."""
     pytest.importorskip(
         "executorch",
         reason="the stock runtime is not installed (pip install executorch==1.5.1)",
     )
     torch.manual_seed(0)
     net = Net().eval()
-    lowered = lower(net, (X,), backends=KINDS[request.param])
-    assert {delegate.backend_id for delegate in lowered.delegates} == {
-        "host": set(),
-        "compiler-demo": {"BackendWithCompilerDemo"},
-        "xnnpack": {"XnnpackBackend"},
-    }[request.param]
+    backends = [] if request.param is None else [request.param]
+    lowered = lower(net, (X,), backends=backends)
+    delegated_to = {delegate.backend_id for delegate in lowered.delegates}
+    assert delegated_to == {BACKEND_IDS[backend] for backend in backends}
     load_device_halves_or_skip(lowered)
     lowered.save(tmp_path / "net.pte")
-    return net, tmp_path / "net.pte"
+    return Saved(net, tmp_path / "net.pte")
 
 
-def test_deserializer_of_executorch_reads_our_files(
-    saved: tuple[torch.nn.Module, Path],
-) -> None:
+def test_executorchs_deserializer_reads_programs(saved: Saved) -> None:
     from executorch.exir._serialize._program import deserialize_pte_binary
     from executorch.exir.print_program import pretty_print
 
-    file = deserialize_pte_binary(saved[1].read_bytes())
+    file = deserialize_pte_binary(saved.path.read_bytes())
+
     (plan,) = file.program.execution_plan
     for delegate in plan.delegates:
         assert file.program.backend_delegate_data[delegate.processed.index].data
-    pretty_print(file.program, out=open("/dev/null", "w"))
+    pretty_print(file.program, out=io.StringIO())
 
 
-def test_the_deserializer_of_state_and_constant_methods(tmp_path: Path) -> None:
+def test_executorchs_deserializer_reads_state_and_constant_methods() -> None:
     pytest.importorskip("executorch")
     from executorch.exir._serialize._program import deserialize_pte_binary
 
@@ -84,12 +85,15 @@ def test_the_deserializer_of_state_and_constant_methods(tmp_path: Path) -> None:
         torch.export.export(Counter().eval(), (torch.randn(3),)),
         constant_methods={"size": 3},
     )
+
     file = deserialize_pte_binary(edge.to_executorch().buffer)
+
     assert [plan.name for plan in file.program.execution_plan] == ["forward", "size"]
-    assert len(file.mutable_data or ()) == 3  # the first is none
+    # two buffers, after an empty entry that the format requires
+    assert len(file.mutable_data or ()) == 1 + 2
 
 
-def test_the_deserializer_of_data_files(tmp_path: Path) -> None:
+def test_executorchs_deserializer_reads_data_files(tmp_path: Path) -> None:
     pytest.importorskip("executorch")
     from executorch.exir._serialize._cord import Cord
     from executorch.extension.flat_tensor.serialize.serialize import (
@@ -98,9 +102,11 @@ def test_the_deserializer_of_data_files(tmp_path: Path) -> None:
 
     net = Net().eval()
     lower(net, (X,)).save(tmp_path / "net.pte", external_constants="weights")
+
     data = FlatTensorSerializer().deserialize(
         Cord((tmp_path / "net.weights.ptd").read_bytes())
     )
+
     assert set(data.named_data) == {"linear.weight", "linear.bias"}
     entry = data.named_data["linear.weight"]
     stored = torch.frombuffer(
@@ -109,10 +115,8 @@ def test_the_deserializer_of_data_files(tmp_path: Path) -> None:
     assert torch.equal(stored.view(4, 4), net.linear.weight)
 
 
-def test_executorch_verifies_our_file_in_a_bundle(
-    saved: tuple[torch.nn.Module, Path], tmp_path: Path
-) -> None:
-    """A file bundled with a test case, verified by ExecuTorch's runtime."""
+def test_executorchs_runtime_verifies_a_file_with_a_test_case(saved: Saved) -> None:
+    """ExecuTorch calls a file with test cases a bundled program."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.config import (
         MethodTestCase,
@@ -126,40 +130,36 @@ def test_executorch_verifies_our_file_in_a_bundle(
         _load_bundled_program_from_buffer,
     )
 
-    net, path = saved
-    suites = [
-        MethodTestSuite(
-            "forward", [MethodTestCase(inputs=[X], expected_outputs=[net(X).detach()])]
-        )
-    ]
-    bundled = BundledProgram(None, suites, pte_file_path=str(path))
+    case = MethodTestCase(inputs=[X], expected_outputs=[saved.net(X).detach()])
+    suites = [MethodTestSuite("forward", [case])]
+    bundled = BundledProgram(None, suites, pte_file_path=str(saved.path))
+
     content = serialize_from_bundled_program_to_flatbuffer(bundled)
-    assert (
-        deserialize_from_flatbuffer_to_bundled_program(content).program
-        == path.read_bytes()
-    )
-    _load_bundled_program_from_buffer(
-        content
-    ).verify_result_with_bundled_expected_output("forward", 0)
+
+    read = deserialize_from_flatbuffer_to_bundled_program(content)
+    assert read.program == saved.path.read_bytes()
+    program = _load_bundled_program_from_buffer(content)
+    # raises if the results differ from those of the test case
+    program.verify_result_with_bundled_expected_output("forward", 0)
 
 
-def test_diff_pte_shows_only_the_changed_weight(tmp_path: Path) -> None:
-    """What tells two files apart is the weight that differs, and nothing else."""
+def test_executorchs_diff_tool_compares_files() -> None:
     pytest.importorskip("executorch")
     from executorch.devtools.pte_tool.diff_pte import diff_pte, format_diff_result
 
     net = Net().eval()
-    one = to_edge(torch.export.export(net, (X,))).to_executorch().buffer
+    original = to_edge(torch.export.export(net, (X,))).to_executorch().buffer
     with torch.no_grad():
         net.linear.bias[0] += 1
-    other = to_edge(torch.export.export(net, (X,))).to_executorch().buffer
-    assert diff_pte(one, one).bitwise_equal
-    text = format_diff_result(diff_pte(one, other))
-    assert "rror" not in text, text
+    changed = to_edge(torch.export.export(net, (X,))).to_executorch().buffer
+
+    assert diff_pte(original, original).bitwise_equal
+    text = format_diff_result(diff_pte(original, changed))
+    assert "error" not in text.lower(), text
 
 
-def test_the_inspector_times_each_delegate(
-    saved: tuple[torch.nn.Module, Path], tmp_path: Path
+def test_executorchs_inspector_times_host_operators_and_delegates(
+    saved: Saved, tmp_path: Path
 ) -> None:
     from executorch.devtools import Inspector
 
@@ -169,35 +169,43 @@ def test_the_inspector_times_each_delegate(
     program.write_etdump_result_to_file(
         str(tmp_path / "dump.etdp"), str(tmp_path / "dump.bin")
     )
+
     blocks = Inspector(etdump_path=str(tmp_path / "dump.etdp")).event_blocks
     names = [event.name for block in blocks for event in block.events]
     assert any("erf" in name for name in names), names
-    assert ("DELEGATE_CALL" in names) == bool(
-        read_program(path.read_bytes()).program.plans[0].delegates
-    )
+    has_delegates = bool(read_program(path.read_bytes()).program.plans[0].delegates)
+    assert ("DELEGATE_CALL" in names) == has_delegates
 
 
-def test_buffers_stay_alive_while_the_runtime_reads_them() -> None:
-    runtime = stock_runtime()
-    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4)).eval()
-    manager = to_edge(torch.export.export(net, (torch.ones(2, 64),))).to_executorch()
-    addresses = set[int]()
-    threads = [
-        threading.Thread(target=lambda: addresses.add(id(manager.buffer)))
-        for _ in range(4)
-    ]
+def test_the_buffer_of_a_program_is_made_once_for_all_threads() -> None:
+    manager = to_edge(
+        torch.export.export(Net().eval(), (torch.ones(2, 4),))
+    ).to_executorch()
+    identities = set[int]()
+
+    def get_buffer() -> None:
+        identities.add(id(manager.buffer))
+
+    threads = [threading.Thread(target=get_buffer) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert addresses == {id(manager.buffer)}
+
+    assert identities == {id(manager.buffer)}
+
+
+def test_the_buffer_of_a_program_stays_alive_for_the_runtime() -> None:
+    """ExecuTorch's runtime reads the memory of the buffer without keeping the object."""
+    runtime = stock_runtime()
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4)).eval()
+    manager = to_edge(torch.export.export(net, (torch.ones(2, 64),))).to_executorch()
     program = runtime.load_program(manager.buffer)
+
     gc.collect()
-    # where freed bytes would have been
-    rubbish = [bytes([255]) * len(manager.buffer) for _ in range(200)]
-    assert_equal(
-        program.load_method("forward").execute([torch.ones(2, 64)]),
-        [net(torch.ones(2, 64)).detach()],
-    )
-    assert len(rubbish) == 200
-    assert delegraph.__version__
+    # if the buffer was freed, these bytes overwrite its memory
+    overwriting = [bytes([255]) * len(manager.buffer) for _ in range(200)]
+
+    results = program.load_method("forward").execute([torch.ones(2, 64)])
+    assert_equal(results, [net(torch.ones(2, 64)).detach()])
+    del overwriting
