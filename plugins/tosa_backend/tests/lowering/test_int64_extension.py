@@ -1,6 +1,4 @@
-"""Targets of TOSA 1.1 with EXT-INT64 compute in int64: nothing is cast at the border,
-and nothing has to fit.
-"""
+"""Targets with EXT-INT64 compute int64 values of any size without narrowing."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ large = torch.tensor([[LARGE + 3, -LARGE, 7]])
 
 
 def count(n, x):
-    """What 32 bits may not hold: n - 1 is as large as an int64, and the step is 2."""
+    """A loop whose counter may exceed 32 bits."""
     return while_loop(
         lambda i, x: i < n,
         lambda i, x: (i + 2, x + i),
@@ -119,7 +117,8 @@ def judged(programs):
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_eager_in_int64(name, programs, judged):
-    (function, inputs), program = CASES[name], programs[name]
+    function, inputs = CASES[name]
+    program = programs[name]
     (delegate,) = program.delegates
     assert program.report.refusals == []
     assert program.report.host_operators == 0
@@ -137,14 +136,14 @@ def test_equals_eager_in_int64(name, programs, judged):
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "loop"])
-def test_the_strict_validator_accepts(name, programs):
+def test_reference_validator_accepts_int64_files(name, programs):
     file = programs[name].delegates[0].processed_bytes
     reference_tools.check_strictly(
         file, "pro_fp,pro_int", "int64,controlflow", version="1.1.draft"
     )
 
 
-def test_nothing_is_narrowed(programs):
+def test_int64_arithmetic_stays_int64(programs):
     graph = read(programs["arithmetic"].delegates[0].processed_bytes)
     assert {v.dtype for op in graph.operators for v in op.outputs} <= {
         DType.INT64,
@@ -152,16 +151,23 @@ def test_nothing_is_narrowed(programs):
     }
 
 
-def test_operators_without_int64_support_need_small_values():
-    left = lower(lambda i: i.float(), large)
-    (refusal,) = left.report.refusals
+def test_casts_from_unbounded_int64_to_float_are_refused():
+    """TOSA has no CAST from int64 to fp32."""
+    lowered = lower(lambda i: i.float(), large)
+
+    (refusal,) = lowered.report.refusals
     assert "which does not fit into 32 bits" in refusal.reason
-    table = lower(lambda i: F.embedding(i, TABLE)[..., 0] * i.float(), ids)
-    assert table.report.refusals == []
-    torch.testing.assert_close(table(ids), TABLE[ids][..., 0] * ids)
 
 
-def test_without_the_extension_the_same_version_narrows():
+def test_casts_from_bounded_int64_to_float_are_lowered():
+    """The use as an index bounds the values."""
+    lowered = lower(lambda i: F.embedding(i, TABLE)[..., 0] * i.float(), ids)
+
+    assert lowered.report.refusals == []
+    torch.testing.assert_close(lowered(ids), TABLE[ids][..., 0] * ids)
+
+
+def test_inputs_are_narrowed_without_the_extension():
     program = lower(lambda i: F.embedding(i, TABLE), ids, target="TOSA-1.1+FP+INT")
     assert [str(value.dtype) for value in program.delegates[0].inputs] == [
         "torch.int32"

@@ -1,6 +1,4 @@
-"""What is made of programs for TOSA 0.80: what that version lacks is computed
-otherwise, or refused by name.
-"""
+"""Programs for TOSA 0.80 compute or refuse what that version lacks."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def test_sine_and_cosine_are_accurate_within_a_bound(function, largest, error):
     assert (lowered(x).double() - function(x.double())).abs().max() < error
 
 
-def test_waves_of_special_values():
+def test_sine_and_cosine_of_special_values_equal_torch():
     x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, -1e-40])
     found = lower(Call(lambda x: (torch.sin(x), torch.cos(x))), x)(x)
     torch.testing.assert_close(
@@ -61,17 +59,15 @@ def test_waves_of_special_values():
     assert torch.equal(found[0].signbit()[:2], x.signbit()[:2])
 
 
-def test_rotary_positions_are_constants():
-    """What is known while lowering is computed by 1.0's operators: only the result is
-    in the file.
-    """
+def test_sines_of_constants_fold():
+    """TOSA 0.80 lacks SIN, but a constant sine is computed while lowering."""
     angles = torch.arange(8.0)
     lowered = lower(Call(lambda x: x * torch.sin(angles)), torch.ones(8))
     assert [op.name for op in graph_of(lowered).operators] == ["MUL"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_convolutions_of_short_floats_are_rounded_at_the_end(dtype):
+def test_convolutions_of_short_floats_round_only_their_results(dtype):
     torch.manual_seed(0)
     x = torch.randn(1, 3, 8, 8).to(dtype)
     layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3))
@@ -85,7 +81,7 @@ def test_convolutions_of_short_floats_are_rounded_at_the_end(dtype):
     )
     assert str(convolution.outputs[0].dtype) == "fp32"
     expected = x
-    # eager's own kernels of short floats round more often on some processors
+    # Eager kernels of short floats round more often on some processors.
     for layer in layers.double():
         expected = layer(expected.double()).to(dtype)
     torch.testing.assert_close(
@@ -97,7 +93,7 @@ def test_convolutions_of_short_floats_are_rounded_at_the_end(dtype):
 
 
 @pytest.mark.parametrize("function", [torch.fmax, torch.fmin])
-def test_numbers_win_over_nan(function):
+def test_fmax_and_fmin_ignore_nan(function):
     left = torch.tensor([1.0, torch.nan, 3.0, torch.nan])
     right = torch.tensor([torch.nan, 2.0, 4.0, torch.nan])
     lowered = lower(Call(function), left, right)
@@ -107,7 +103,7 @@ def test_numbers_win_over_nan(function):
     )
 
 
-def test_branches_need_no_extension():
+def test_branches_need_no_extension_in_0_80():
     def chosen(p, x):
         return torch.cond(p, lambda x: x + 1, lambda x: x * 2, (x,))
 
@@ -129,41 +125,57 @@ class Counter(nn.Module):
         return x + self.count
 
 
-def test_operators_missing_in_older_versions_are_refused():
-    x = torch.ones(2, 3)
-    size = torch.export.Dim("size")
+X = torch.ones(2, 3)
+
+
+def test_dynamic_sizes_are_refused_for_0_80():
+    rows = torch.export.Dim("rows")
     program = torch.export.export(
-        Call(torch.relu), (x,), dynamic_shapes=(({0: size},),)
+        Call(torch.relu), (X,), dynamic_shapes=(({0: rows},),)
     )
-    dynamic = delegraph.lower(
+
+    lowered = delegraph.lower(
         program, backends=["tosa"], options={"tosa": {"spec": MI}}
     )
-    assert "dynamic shape" in dynamic.report.refusals[0].reason
-    floats = lower(Call(torch.relu), x, spec="TOSA-0.80+BI")
-    assert "needs MI; the target is TOSA-0.80+BI" in floats.report.refusals[0].reason
-    assert "quantize the model (delegraph.quantize" in str(floats.report)
-    assert lower(Counter(), x)(x).tolist() == (x + 1).tolist()
+
+    assert "dynamic shape" in lowered.report.refusals[0].reason
 
 
-def test_a_mean_over_an_image_has_a_stride_of_1():
-    """Of 8 bits it is a convolution, which Vela 4.2 does not take with a larger stride."""
+def test_floats_are_refused_for_the_base_inference_profile():
+    report = lower(Call(torch.relu), X, spec="TOSA-0.80+BI").report
+
+    assert "needs MI; the target is TOSA-0.80+BI" in report.refusals[0].reason
+    assert "quantize the model (delegraph.quantize" in str(report)
+
+
+def test_programs_that_write_a_buffer_run_for_0_80():
+    """TOSA 0.80 lacks variables, so the buffer is an input and output of the delegate."""
+    assert lower(Counter(), X)(X).tolist() == (X + 1).tolist()
+
+
+def test_quantized_mean_over_an_image_has_stride_1_in_0_80():
+    """Vela 4.2 refuses the convolution that computes the mean if its stride is larger."""
     x = torch.randn(1, 4, 9, 7)
     module = nn.Sequential(nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1)).eval()
     program = delegraph.quantize(module, [(x,)], backend="tosa")
-    strides = {}
-    for spec in ("TOSA-0.80+BI", "TOSA-1.0+INT"):
+
+    def lowered_and_stride(spec):
         lowered = delegraph.lower(
             program, backends=["tosa"], options={"tosa": {"spec": spec}}
         )
-        pools = [
+        (pool,) = (
             op
             for op in graph_of(lowered).operators
             if isinstance(op, DEPTHWISE_CONV2D | AVG_POOL2D)
-        ]
-        strides[spec] = [op.stride for op in pools], lowered(x)
-    assert strides["TOSA-0.80+BI"][0] == [(1, 1)]
-    assert strides["TOSA-1.0+INT"][0] == [(9, 7)]
-    assert torch.equal(strides["TOSA-0.80+BI"][1], strides["TOSA-1.0+INT"][1])
+        )
+        return lowered, pool.stride
+
+    older, older_stride = lowered_and_stride("TOSA-0.80+BI")
+    newer, newer_stride = lowered_and_stride("TOSA-1.0+INT")
+
+    assert older_stride == (1, 1)
+    assert newer_stride == (9, 7)
+    assert torch.equal(older(x), newer(x))
 
 
 def test_uint8_inputs_are_declared_by_rescale():

@@ -1,6 +1,4 @@
-"""Programs with what single operators do not show: sharing, aliases, constants, results
-that are no operator's.
-"""
+"""Whole programs with shared values, aliases and constants give the results of eager torch."""
 
 from __future__ import annotations
 
@@ -162,7 +160,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_equals_eager_in_one_delegate(name):
+def test_programs_become_one_delegate_that_equals_eager(name):
     module, inputs = PROGRAMS[name]
     lowered = delegraph.lower(
         module.eval(), tuple(inputs), backends=["tosa"], require_full=True
@@ -178,10 +176,7 @@ def test_equals_eager_in_one_delegate(name):
         )
 
 
-def test_constants_fold_into_few_operators():
-    """Batch norm, scales and biases around convolutions leave nothing but the
-    convolutions and what is between.
-    """
+def test_batch_norms_fold_into_convolutions():
     module = nn.Sequential(
         conv(4, 6, 3),
         batch_norm_with_statistics(6),
@@ -202,16 +197,18 @@ def test_constants_fold_into_few_operators():
     ]
 
 
-def test_a_large_constant_is_not_expanded_in_the_file():
+def test_expanded_constants_are_stored_once_in_the_file():
     module = Program(lambda m, x: x + m.row.expand(512, 512), row=torch.randn(512))
     lowered = delegraph.lower(
         module.eval(), (torch.randn(512, 512),), backends=["tosa"]
     )
+
+    # The row takes 512 * 4 bytes, all rows would take 1 MB.
     assert len(lowered.delegates[0].processed_bytes) < 8192
 
 
 def test_empty_inputs_keep_their_uses_on_the_host():
-    """A cache that is empty at the first step."""
+    """For example, the cache of a decoder is empty at the first step."""
     module = Program(lambda m, x, cache: torch.cat([cache, x], 1).exp()).eval()
     inputs = (ROWS, ROWS[:, :0])
     lowered = delegraph.lower(module, inputs, backends=["tosa"])

@@ -1,6 +1,4 @@
-"""Random programs with two dynamic dimensions: what is delegated equals eager at every
-size, and nothing crashes.
-"""
+"""Random programs with two dynamic sizes give the results of eager torch at every size."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the rules refuse, word for word: these texts are what a user reads in the
-report.
-"""
+"""Refusals have the exact texts that users read in the report."""
 
 from __future__ import annotations
 
@@ -155,18 +153,28 @@ def test_refused_programs_have_the_expected_message(function, inputs, text):
     assert refusal_message(function, *inputs) == text
 
 
-def test_the_target_decides():
-    ints = torch.ones(2, 3, dtype=torch.int32)
-    said = refusal_message(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP")
+INTS = torch.ones(2, 3, dtype=torch.int32)
+
+
+def test_integers_are_refused_for_the_float_profile():
+    message = refusal_message(lambda x: x.reshape(3, 2) + 1, INTS, spec="TOSA-1.0+FP")
+
     assert (
-        said
+        message
         == "aten.reshape.default: TOSA RESHAPE on int32 needs PRO-INT; the target is"
         " TOSA-1.0+FP"
     )
-    assert lower(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP+INT").operators
-    said = refusal_message(lambda x: x.relu(), torch.ones(3), spec="TOSA-1.0+INT")
+
+
+def test_integers_are_accepted_for_the_integer_profile():
+    assert lower(lambda x: x.reshape(3, 2) + 1, INTS, spec="TOSA-1.0+FP+INT").operators
+
+
+def test_floats_are_refused_for_the_integer_profile():
+    message = refusal_message(lambda x: x.relu(), torch.ones(3), spec="TOSA-1.0+INT")
+
     assert (
-        said
+        message
         == "the input args_0: a tensor of fp32 needs PRO-FP; the target is TOSA-1.0+INT"
     )
 
@@ -180,18 +188,19 @@ def test_dynamic_shapes_are_refused_by_tosa_1_0():
     assert said.endswith("TOSA 1.0 needs every size at compile time")
 
 
-def test_python_values_as_inputs_and_outputs():
-    assert (
-        refusal_message(lambda x, n: x + n, torch.ones(3), 2)
-        == "the input args_1 is 2, not a tensor"
-    )
-    assert (
-        refusal_message(lambda x: (x + 1, 5), torch.ones(3))
-        == "output 1 is the Python value 5, not a tensor"
-    )
+def test_python_values_as_inputs_are_refused():
+    message = refusal_message(lambda x, n: x + n, torch.ones(3), 2)
+
+    assert message == "the input args_1 is 2, not a tensor"
 
 
-def test_the_error_names_the_node_and_the_line():
+def test_python_values_as_outputs_are_refused():
+    message = refusal_message(lambda x: (x + 1, 5), torch.ones(3))
+
+    assert message == "output 1 is the Python value 5, not a tensor"
+
+
+def test_error_names_the_node_and_the_source_line():
     with pytest.raises(Unsupported) as caught:
         lower(lambda x: torch.special.i1(x), x)
     assert caught.value.node.target is aten.special_i1.default
@@ -199,7 +208,7 @@ def test_the_error_names_the_node_and_the_line():
     assert "special_i1" in str(caught.value)
 
 
-def test_a_wrong_rule_is_our_defect(monkeypatch):
+def test_rule_with_a_result_of_wrong_type_is_an_internal_error(monkeypatch):
     wrong = RULES[aten.relu.default, Value]._replace(
         function=lambda t, self: Value(Type((1,), DType.FP32))
     )
@@ -211,25 +220,31 @@ def test_a_wrong_rule_is_our_defect(monkeypatch):
         lower(lambda x: x.relu(), x)
 
 
-def test_rules_are_checked_when_they_are_registered():
+def test_rules_with_other_argument_names_are_not_registered():
     with pytest.raises(TypeError, match="does not match aten::relu"):
 
         @lowers(aten.relu.default)
         def misnamed(t, x):
             return x
 
+
+def test_rules_that_lack_an_argument_are_not_registered():
     with pytest.raises(TypeError, match="does not match aten::special_zeta"):
 
         @lowers(aten.special_zeta.default)
         def without_an_argument_that_has_an_effect(t, self):
             return self
 
+
+def test_second_rule_for_an_operator_is_not_registered():
     with pytest.raises(ValueError, match="has a rule on Value already"):
 
         @lowers(aten.relu.default)
         def again(t, self):
             return self
 
+
+def test_rules_with_indexes_of_unknown_arguments_are_not_registered():
     with pytest.raises(
         TypeError,
         match=r"indexes of aten::special_i1\(Tensor self\).*: it has no argument rows",

@@ -1,7 +1,5 @@
-"""NaN, infinities, zeros with signs, subnormal and the largest numbers: functions do
-with them as eager does.
-
-What differs stands in ``KNOWN``, with the reason, and is expected to differ.
+"""Functions of NaN, infinities, signed zeros and subnormal numbers give the results of
+eager torch, except for the differences that ``KNOWN`` lists with a reason.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Buffers that a program writes: variables under EXT-VARIABLE, inputs and outputs of
-the delegate otherwise.
+"""Buffers that a program writes become variables with EXT-VARIABLE, else inputs and
+outputs of the delegate.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ TARGET = "TOSA-1.0+FP+INT+variable"
 
 
 class Decoder(nn.Module):
-    """One step of attention over what it was given so far. It reads ``scale`` before
-    and after writing it.
+    """One step of attention over all tokens so far. It reads ``scale`` before and after
+    writing it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.query, self.key, self.value = (
-            nn.Embedding(20, 8),
-            *(nn.Linear(8, 8) for _ in range(3)),
-        )
+        self.table = nn.Embedding(20, 8)
+        self.query = nn.Linear(8, 8)
+        self.key = nn.Linear(8, 8)
+        self.value = nn.Linear(8, 8)
         self.register_buffer("keys", torch.zeros(1, 12, 8))
         self.register_buffer("values", torch.zeros(1, 12, 8), persistent=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -95,7 +95,7 @@ def test_ten_steps_of_a_decoder(model, exported, target, kept):
     assert_all_close(program(*step_inputs(10)), eager(*step_inputs(10)))
 
 
-def test_the_reference_tools_take_the_file(model, exported):
+def test_reference_model_runs_a_file_with_variables(model, exported):
     file = lower(exported).delegates[0].processed_bytes
     reference_tools.check_strictly(file, "pro_fp,pro_int", "variable")
     arrays = [given.to(torch.int32).numpy() for given in step_inputs(0)]
@@ -126,7 +126,7 @@ def test_initial_values_are_stored_and_the_model_unchanged(model, exported):
 
 
 class Register(nn.Module):
-    """Its buffer is the input itself, and the result the buffer."""
+    """Returns its buffer before and after storing the input in it."""
 
     def __init__(self, dtype=torch.float32) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Register(nn.Module):
         return before, self.held
 
 
-def test_a_variable_shares_no_memory_with_the_caller():
+def test_variables_share_no_memory_with_inputs_and_outputs():
     program = lower(torch.export.export(Register().eval(), (torch.ones(3),)))
     x = torch.ones(3)
     _, held = program(x)
@@ -163,7 +163,7 @@ def test_states_of_unsupported_types_are_passed_as_inputs():
     assert program(two)[0].tolist() == [1, 2, 3]
 
 
-def test_a_buffer_that_the_host_reads_stays_there():
+def test_buffers_that_the_host_reads_stay_on_the_host():
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()

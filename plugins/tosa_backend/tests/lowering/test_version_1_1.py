@@ -1,6 +1,4 @@
-"""What TOSA 1.1 has more, and a lowering for it uses: products by a transposed matrix,
-casts of truth values.
-"""
+"""Programs for TOSA 1.1 use its new operators, and give the results of eager torch."""
 
 from __future__ import annotations
 

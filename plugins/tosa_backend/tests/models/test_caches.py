@@ -1,6 +1,4 @@
-"""Caches of keys and values as inputs and results of a ``.tosa`` file: one that
-rotates, and one in pages.
-"""
+"""Caches of keys and values are inputs and outputs of a ``.tosa`` file."""
 
 import delegraph
 import pytest

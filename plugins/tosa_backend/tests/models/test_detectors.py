@@ -1,6 +1,4 @@
-"""Detectors, whose best boxes tie: verification says so and passes, and a wrong number
-beside them is still found.
-"""
+"""Verification accepts detectors whose best boxes tie, and still detects wrong numbers."""
 
 from __future__ import annotations
 

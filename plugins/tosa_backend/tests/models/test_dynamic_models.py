@@ -1,6 +1,4 @@
-"""Networks with a dynamic batch or length: one delegate for all sizes, equal to eager
-at each, legal for tosa-opt.
-"""
+"""Networks of dynamic batch or length become one legal delegate that equals eager torch."""
 
 from __future__ import annotations
 

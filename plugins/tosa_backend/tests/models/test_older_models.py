@@ -1,4 +1,4 @@
-"""Networks as TOSA 0.80: as much in delegates as of 1.0, and the same results."""
+"""Networks lower for TOSA 0.80 as far as for TOSA 1.0, with the same results."""
 
 from __future__ import annotations
 

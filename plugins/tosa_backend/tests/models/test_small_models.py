@@ -1,5 +1,5 @@
-"""Networks on images and sequences, written small, are one delegate each, also of what
-the reference tools say.
+"""Small networks on images and sequences become one delegate that the reference tools
+accept.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Small models with int64 tokens, as their authors write them, are one delegate:
-nothing but casts on the host.
-"""
+"""Small models on int64 tokens become one delegate; only casts run on the host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Models of `transformers`, small and with random weights, are one delegate: nothing
-but casts on the host.
+"""Small random models of ``transformers`` become one delegate; only casts run on the host.
 
-Needs the package, which this project does not install: run with -m slow where it is.
+The tests need that package, which this project does not install, and run with -m slow.
 """
 
 from __future__ import annotations
