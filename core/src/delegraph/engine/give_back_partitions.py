@@ -73,7 +73,7 @@ def _tags_left(
     ``(None, b)``, where None is the host. If no partition remains, the result is empty.
     """
     remaining = tuple(tag for tag in tags if tag is not None and tag not in gone)
-    if not remaining or node.op == "placeholder":
+    if not remaining or node.op == "placeholder":  # a placeholder is not computed
         return remaining
     host_computes = None in tags or any(tag in gone for tag in tags)
     return (None, *remaining) if host_computes else remaining

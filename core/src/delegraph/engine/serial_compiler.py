@@ -313,6 +313,7 @@ class _SerialSession:
         Raises PluginUnavailable if none is installed, and PluginConflict if several
         compilers are the default.
         """
+        # the argument names the purpose in the error, if no compiler is installed
         compiler = self._registry.default_compiler("compiling in other processes")
         session: Session = compiler.session(self._registry, self._backends)
         self._open.enter_context(session)

@@ -143,6 +143,7 @@ class Composites:
             return False
         inside = set(parts)
         results = set(composite.results.values())
+        # only parts may use an intermediate part
         if not all(inside.issuperset(part.users) for part in inside - results):
             return False
         computed_operands = {

@@ -151,7 +151,7 @@ def _origin_of(value: Any, call: Node, position: int) -> int | Node:
 def _through_casts(node: Any) -> Node:
     """Return the value that ``node`` casts at the border of a delegate.
 
-    Returns ``node`` itself if it is no such cast. Casts may follow each other.
+    Returns ``node`` itself if it is no such cast. Several casts may follow each other.
     """
     while node.op == "call_function" and node.meta.get("boundary"):
         node = node.args[0]
@@ -296,9 +296,10 @@ class _Build:
                 self.env[own_input] = self._in_border_dtype(node)
 
     def _add_output(self) -> None:
-        """Add the output of the graph, and its specs to ``outputs``.
+        """Add the output node of the graph, and its specs to ``outputs``.
 
-        It has the new values of the delegate's own buffers, then the method's results.
+        The node returns the new values of the delegate's own buffers, then the method's
+        results.
         """
         values: list[Node] = []
         for spec, value in outputs(self.part):

@@ -134,7 +134,9 @@ class LoadedProgram:
         It is the name of the only method, or "forward" if there are several, even if
         "forward" is not one of them.
         """
-        return self.methods[0] if len(self._methods) == 1 else "forward"
+        if len(self._methods) == 1:
+            return self.methods[0]
+        return "forward"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the only method, or ``forward``. Raises InputError if there are several
@@ -365,13 +367,13 @@ class FileFormat:
         """
         bounds = {name: value for name, value in limits.items() if value is not None}
         for name, value in bounds.items():
-            owner = None
+            lacking = None  # the runtime or format that does not have this limit
             if runtime is not None:
-                owner = f"the runtime {runtime!r}"
+                lacking = f"the runtime {runtime!r}"
             elif name not in inspect.signature(self.kind.read).parameters:
-                owner = f"the format of {self.suffix} files"
-            if owner is not None:
-                raise OptionError("option-invalid", f"{owner} has no limit {name!r}")
+                lacking = f"the format of {self.suffix} files"
+            if lacking is not None:
+                raise OptionError("option-invalid", f"{lacking} has no limit {name!r}")
             if type(value) is not int or value < 0:
                 raise OptionError(
                     "option-invalid", f"{name} is a natural number, not {value!r}"
@@ -399,7 +401,7 @@ class _DelegateLoader:
 
         ``named_data``: None if the delegate has none. ``header``: None if the format
         keeps no facts about blobs; then a header is made from the blob itself. Raises
-        InputError if the delegate is native code, which ``allow_native`` forbids.
+        InputError if the delegate is native code, and ``allow_native`` is False.
         """
         # imported late: a file that is only inspected needs no torch
         from .executor import Delegates, LoadedDelegate, StoredDelegate
