@@ -22,7 +22,7 @@ from .support.structured import structured
 
 @pytest.fixture
 def path(tmp_path):
-    """``sum = x + [0..31]`` on fp32, and ``wide``, its bf16 form."""
+    """A file with the outputs ``sum = x + [0..31]`` in fp32, and ``wide``, its bf16 cast."""
     x = Value(Type((2, 32), DType.FP32), name="x")
     row = literal(np.arange(32).reshape(1, 32), DType.FP32, np.float32)
     add = ops.ADD((x, row))
@@ -44,7 +44,7 @@ def test_inspection_counts_operators_and_constants(path):
     found = TosaFormat.inspect(path)
     assert found.operators == {"ADD": 1, "CAST": 1}
     assert found.constants == 1
-    assert found.constant_bytes == 128
+    assert found.constant_bytes == 32 * 4
     assert found.bytes == path.stat().st_size
     assert found.profiles == ("FP",)
     assert found.extensions == ("bf16",)
@@ -55,7 +55,7 @@ def test_inspection_counts_operators_and_constants(path):
     ]
 
 
-def test_shortened_texts_mark_omissions(path):
+def test_text_of_an_inspection_elides_constants(path):
     text = str(TosaFormat.inspect(path))
     assert "// needs profile FP, extension bf16" in text
     assert "ADD(%x" in text
@@ -68,11 +68,14 @@ def test_running_a_file_returns_named_results(path):
     assert name == "sum"
     np.testing.assert_array_equal(total, np.broadcast_to(np.arange(32) + 1.0, (2, 32)))
     np.testing.assert_array_equal(wide, total)
+
+
+def test_running_a_file_without_inputs_is_refused(path):
     with pytest.raises(InputError, match="1 input is wanted, 0 were given"):
         TosaFormat.run(path, [])
 
 
-def test_samples_fit_and_depend_on_the_seed_only(path):
+def test_sample_inputs_fit_and_depend_on_the_seed_only(path):
     (first,), (again,), (other,) = (TosaFormat.sample(path, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
@@ -81,7 +84,7 @@ def test_samples_fit_and_depend_on_the_seed_only(path):
     TosaFormat.run(path, [first])
 
 
-def test_the_command_runs_a_file(path, tmp_path, capsys):
+def test_run_command_prints_and_saves_results(path, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.zeros((2, 32), np.float32))
     arguments = [
         "run",
@@ -115,7 +118,7 @@ def test_the_command_runs_a_file(path, tmp_path, capsys):
     assert "sum     float32  [2, 32]  0" in capsys.readouterr().out
 
 
-def test_the_command_inspects_a_file(path, capsys):
+def test_inspect_command_prints_operators(path, capsys):
     assert main(["inspect", str(path)]) == 0
     assert "// 2 operators: 1 ADD, 1 CAST" in capsys.readouterr().out
     assert main(["inspect", str(path), "--json"]) == 0
@@ -123,7 +126,7 @@ def test_the_command_inspects_a_file(path, capsys):
 
 
 @pytest.mark.parametrize("command", ["run", "inspect"])
-def test_a_truncated_file_is_one_error(path, command, capsys):
+def test_truncated_files_give_an_error_without_traceback(path, command, capsys):
     path.write_bytes(path.read_bytes()[:-40])
     assert main([command, str(path)]) == 1
     captured = capsys.readouterr()
@@ -134,7 +137,7 @@ def test_a_truncated_file_is_one_error(path, command, capsys):
 
 @pytest.mark.parametrize("times", [1 << 28, 1 << 56])
 def test_tensors_larger_than_memory_are_refused(times, path, monkeypatch, capsys):
-    """A file of a few hundred bytes may ask for as much as it likes."""
+    """A file of a few hundred bytes may declare tensors of any size."""
     x = Value(Type((4,), DType.FP32), name="x")
     tile = ops.TILE((x, literal([times], DType.SHAPE, np.int64)))
     tile.outputs = (Value(Type((4 * times,), DType.FP32), producer=tile),)
@@ -150,21 +153,26 @@ def test_tensors_larger_than_memory_are_refused(times, path, monkeypatch, capsys
 
 
 def out_of_memory(graph, inputs):
-    raise MemoryError(
-        "as numpy raises it, without taking the memory of who runs this test"
-    )
+    """Fail as numpy would, without using the memory."""
+    raise MemoryError
 
 
-def test_a_wrong_input_is_one_error(path, tmp_path, capsys):
+def test_input_of_wrong_shape_is_refused(path, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.zeros((3, 32), np.float32))
     assert main(["run", str(path), "--input", str(tmp_path / "x.npy")]) == 1
     assert (
         "float32 [2, 32] is wanted, float32 [3, 32] was given"
         in capsys.readouterr().err
     )
+
+
+def test_unreadable_input_is_refused(path, tmp_path, capsys):
     (tmp_path / "x.npy").write_bytes(b"no array")
     assert main(["run", str(path), "--input", str(tmp_path / "x.npy")]) == 1
     assert "is not a readable .npy file" in capsys.readouterr().err
+
+
+def test_archive_of_arrays_as_input_is_refused(path, tmp_path, capsys):
     np.savez(tmp_path / "x.npz", image=np.zeros((2, 32), np.float32))
     assert main(["run", str(path), "--input", str(tmp_path / "x.npz")]) == 1
     assert (
@@ -221,7 +229,7 @@ def write_file(graph, folder):
 def test_illegal_files_are_not_run_and_name_the_rule(
     tmp_path, capsys, monkeypatch, given
 ):
-    """It can be read, and an AND of floating point numbers would only fail in numpy."""
+    """The file can be read, and BITWISE_AND of floats would only fail in numpy."""
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.ones(3, np.float32))
     x = Value(Type((3,), DType.FP32), name="x")
@@ -269,8 +277,8 @@ def endless_graph():
 
 
 def doubling_graph(depth):
-    """Each graph calls the next one twice: the last one is called as often as 2 to the
-    power of ``depth`` - 1.
+    """Return nested graphs, each of which calls the next one twice. The innermost graph is
+    called 2 ** (depth - 1) times.
     """
     graph = None
     for level in range(depth, 0, -1):
@@ -300,7 +308,7 @@ def doubling_graph(depth):
 @pytest.mark.parametrize(
     "make", [endless_graph, lambda: doubling_graph(40)], ids=["loop", "calls"]
 )
-def test_a_program_without_end_is_ended(make, tmp_path, capsys):
+def test_programs_with_too_many_iterations_are_stopped(make, tmp_path, capsys):
     file = write_file(make(), tmp_path)
     assert main(["run", str(file), "--max-iterations", "1000"]) == 1
     assert (
@@ -311,7 +319,7 @@ def test_a_program_without_end_is_ended(make, tmp_path, capsys):
         TosaFormat.run(file, TosaFormat.sample(file, 0), max_iterations=100)
 
 
-def test_loops_that_end_in_time_are_run(tmp_path):
+def test_loops_within_the_iteration_limit_run(tmp_path):
     graph = next(s.graph for s in structured() if s.label == "WHILE_LOOP(2 deep)")
     file = write_file(graph, tmp_path)
     inputs = TosaFormat.sample(file, 0)
@@ -331,6 +339,6 @@ def test_the_iteration_limit_applies_to_each_run(tmp_path):
 
 
 @pytest.mark.parametrize("number", ["-1", "x"])
-def test_bounds_that_are_no_numbers(path, number, capsys):
+def test_invalid_iteration_limits_are_refused(path, number, capsys):
     assert main(["run", str(path), "--max-iterations", number]) == 2
     assert "--max-iterations" in capsys.readouterr().err

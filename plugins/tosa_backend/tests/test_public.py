@@ -30,7 +30,7 @@ assert set(delegraph_tosa.__all__) <= set(dir(delegraph_tosa))
 """
 
 
-def test_names_are_imported_when_they_are_used():
+def test_public_names_are_imported_on_first_use():
     completed = subprocess.run(
         [sys.executable, "-W", "error", "-c", LIGHT],
         capture_output=True,
@@ -38,6 +38,9 @@ def test_names_are_imported_when_they_are_used():
         check=False,
     )
     assert completed.returncode == 0, completed.stderr
+
+
+def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="no attribute 'reed'"):
         tosa.reed  # noqa: B018 - a name that is misspelt
 
@@ -58,7 +61,7 @@ tosa.narrow("acmelite", why_not_acme)
 
 
 class AcmePartitioner(WrappingPartitioner):
-    """What the device takes; the other options are TOSA's."""
+    """Partitions for the device; the other options are those of TOSA."""
 
     def __init__(self, spec="TOSA-1.0+FP+acmelite", **options):
         super().__init__(
@@ -67,7 +70,7 @@ class AcmePartitioner(WrappingPartitioner):
 
 
 class AcmeBackend(BackendDetails):
-    """Compiles to text."""
+    """Compiles to the text form of a TOSA graph."""
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
@@ -80,7 +83,7 @@ class AcmeBackend(BackendDetails):
 
 
 class AcmeRuntime(BackendRuntime):
-    """Simulates the text."""
+    """Runs the text form on the host."""
 
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
@@ -131,7 +134,7 @@ def test_plugins_can_narrow_the_target_and_run_graphs():
     ] == ["CONV2D", "MUL"]
 
 
-def test_narrowed_targets_apply_everywhere():
+def test_narrowed_targets_parse_validate_and_compile():
     program = torch.export.export(Net().eval(), (torch.randn(1, 3, 12, 12),))
     spec = tosa.TosaSpec.parse("TOSA-1.0+FP")
     narrow = tosa.TosaSpec.parse("tosa-1.0+ACMELITE+fp")
@@ -149,7 +152,7 @@ def test_narrowed_targets_apply_everywhere():
         tosa.compile_program(program, narrow)
 
 
-def test_a_graph_is_written_and_its_constants_are_read():
+def test_public_names_write_and_read_graphs():
     program = torch.export.export(nn.Linear(3, 2), (torch.randn(1, 3),))
     graph = tosa.compile_program(program, tosa.TosaSpec.parse("TOSA-1.0+FP"))
     again = tosa.read(tosa.TosaFile(graph, tosa.TosaSpec.parse("TOSA-1.0+FP")).join())
@@ -166,14 +169,20 @@ def test_a_graph_is_written_and_its_constants_are_read():
 
 
 @pytest.mark.parametrize("name", ["fp", "bf16", "8k", "cf", "Acme", "a-c", ""])
-def test_names_that_targets_have_or_cannot_have(name):
+def test_reserved_and_malformed_device_names_are_refused(name):
     with pytest.raises(ValueError, match="cannot name a device"):
         tosa.narrow(name, why_not_acme)
 
 
-def test_a_narrowed_target_has_one_meaning():
+def test_device_may_be_registered_again_with_the_same_function():
     tosa.narrow("acmelite", why_not_acme)
+
+
+def test_device_may_not_be_registered_with_another_function():
     with pytest.raises(ValueError, match="'acmelite' already names another device"):
         tosa.narrow("acmelite", lambda operator: None)
+
+
+def test_unknown_devices_are_refused():
     with pytest.raises(OptionError, match="unknown extension acme2"):
         tosa.TosaSpec.parse("TOSA-1.0+FP+acme2")

@@ -50,7 +50,7 @@ def shared(model):
 
 
 def named_constants_of(program):
-    """What the delegates named; the program itself names its sizes."""
+    """Return the named data of the delegates, without that of the program."""
     data = program.named_data
     contents = {
         key: join(data.buffers[entry.buffer_index])
@@ -61,41 +61,44 @@ def named_constants_of(program):
     }
 
 
-def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
-    (key,) = named_constants_of(shared.program)
-    weight = model[0].weight
-    assert (
-        len(named_constants_of(shared.program)[key])
-        == weight.nbytes
-        >= LEAST_BYTES
-        > model[2].weight.nbytes
-    )
-    blobs = [delegate.processed_bytes for delegate in shared.program.delegates]
-    assert all(
-        blob.startswith(b"dlgrCUT2") and len(blob) < len(d.processed_bytes)
-        for blob, d in zip(blobs, plain.delegates, strict=True)
-    )
-    assert [
-        join_constants(blob, named_constants_of(shared.program)) for blob in blobs
-    ] == [delegate.processed_bytes for delegate in plain.delegates]
-    x = torch.randn(5, 48)
-    assert shared.verify(x).agrees(1e-5)
+def test_only_large_weights_become_named_data(shared, model):
+    large = model[0].weight.nbytes
+    small = model[2].weight.nbytes
+    assert large >= LEAST_BYTES > small
+
+    (content,) = named_constants_of(shared.program).values()
+
+    assert len(content) == large
+
+
+def test_joining_named_constants_gives_the_whole_files(shared, plain):
+    data = named_constants_of(shared.program)
+
+    for delegate, whole in zip(shared.program.delegates, plain.delegates, strict=True):
+        blob = delegate.processed_bytes
+        assert blob.startswith(b"dlgrCUT2")
+        assert len(blob) < len(whole.processed_bytes)
+        assert join_constants(blob, data) == whole.processed_bytes
+
+
+def test_program_with_named_constants_equals_eager(shared):
+    assert shared.verify(torch.randn(5, 48)).agrees(1e-5)
 
 
 def test_program_file_stores_a_shared_constant_once(shared, plain, model, tmp_path):
     shared.save(tmp_path / "shared.pte")
     plain.save(tmp_path / "plain.pte")
-    saved = (tmp_path / "plain.pte").stat().st_size - (
-        tmp_path / "shared.pte"
-    ).stat().st_size
-    assert saved > 0.9 * model[0].weight.nbytes
+
+    plain_size = (tmp_path / "plain.pte").stat().st_size
+    shared_size = (tmp_path / "shared.pte").stat().st_size
+    assert plain_size - shared_size > 0.9 * model[0].weight.nbytes
     x = torch.randn(8, 48)
     torch.testing.assert_close(
         shared.using(delegraph.load(tmp_path / "shared.pte"))(x), model(x)
     )
 
 
-def test_a_tosa_file_is_whole(model, tmp_path):
+def test_saved_tosa_files_contain_all_constants(model, tmp_path):
     for name, options in (("shared", OPTIONS), ("plain", None)):
         delegraph.lower(model, SIZES[:1], backends=["tosa"], options=options).save(
             tmp_path / f"{name}.tosa"
@@ -105,7 +108,9 @@ def test_a_tosa_file_is_whole(model, tmp_path):
     ).read_bytes()
 
 
-class Several(nn.Module):
+class EqualWeights(nn.Module):
+    """Products with three equal weights."""
+
     def __init__(self):
         super().__init__()
         for name in "abc":
@@ -117,22 +122,24 @@ class Several(nn.Module):
         return torch.relu(torch.relu(x @ self.a) @ self.b) @ self.c
 
 
-def test_of_equal_constants_two_are_left_out():
-    """So that no table of places makes much more of a blob and its named data than
-    there is of them.
+def test_two_of_three_equal_constants_become_named_data():
+    """At most two places refer to the same data, so that a small hostile blob cannot
+    expand to a large file.
     """
     lowered = delegraph.lower(
-        Several().eval(), torch.randn(3, 64), backends=["tosa"], options=OPTIONS
+        EqualWeights().eval(), torch.randn(3, 64), backends=["tosa"], options=OPTIONS
     )
+
     (delegate,) = lowered.delegates
     assert len(named_constants_of(lowered)) == 1
-    assert 0.8 * 64 * 64 * 4 < len(delegate.processed_bytes) < 64 * 64 * 8
+    weight_bytes = 64 * 64 * 4
+    assert 0.8 * weight_bytes < len(delegate.processed_bytes) < 2 * weight_bytes
     assert lowered.verify(torch.randn(3, 64)).agrees(1e-5)
 
 
 class Tied(nn.Module):
-    """Scores with the embedding's weight, after a norm whose gain would be folded into
-    another weight.
+    """The head has the embedding's weight. It follows a norm, whose gain must not fold
+    into the shared weight.
     """
 
     def __init__(self):
@@ -157,15 +164,17 @@ def test_tied_weights_are_stored_once():
 
 
 MAGIC = 8
+"""Bytes before the number of constants."""
 ROWS = 16
+"""Bytes before the first row of the table."""
 ROW = 48
-"""Bytes before the number of constants, before the first row of the table, and of a
-row.
-"""
+"""Bytes of a row."""
 
 
 def _ascending(blob, count):
-    """A table in which one constant is left out so many times, one after the other."""
+    """Return a blob's rest after the number of constants, with ``count`` rows that refer
+    to the same constant at consecutive places.
+    """
     place, size, digest = struct.unpack_from("<QQ32s", blob, ROWS)
     made = [struct.pack("<QQ32s", place + k * size, size, digest) for k in range(count)]
     return b"".join([blob[MAGIC + 4 : ROWS], *made, blob[ROWS + ROW :]])
@@ -200,9 +209,6 @@ def test_damaged_blobs_are_refused(shared):
 
 
 def test_damaged_packed_graphs_are_refused(shared):
-    """That are packed: cut short, of another size than is stated, of far more, with
-    something behind, or no zlib.
-    """
     blob = shared.program.delegates[0].processed_bytes
     data = named_constants_of(shared.program)
     end = ROWS + ROW
@@ -226,7 +232,7 @@ def test_damaged_packed_graphs_are_refused(shared):
             join_constants(blob[:end] + as_bytes(stated, 8) + rest, data)
 
 
-def test_the_beginning_of_a_blob_is_that_of_its_file(shared, plain):
+def test_beginning_of_a_blob_gives_the_beginning_of_its_file(shared, plain):
     blob = shared.program.delegates[0].processed_bytes
     whole = plain.delegates[0].processed_bytes
     assert join_constants(blob, named_constants_of(shared.program)) == whole
@@ -236,7 +242,9 @@ def test_the_beginning_of_a_blob_is_that_of_its_file(shared, plain):
         assert len(begun) > 40
 
 
-def test_packing_is_limited(monkeypatch, model):
+def test_graphs_that_would_compress_too_well_are_stored_uncompressed(
+    monkeypatch, model
+):
     monkeypatch.setattr(sys.modules[split_constants.__module__], "LARGEST_RATIO", 1)
     lowered = delegraph.lower(model, SIZES[:1], backends=["tosa"], options=OPTIONS)
     (blob,) = (delegate.processed_bytes for delegate in lowered.delegates)
@@ -247,9 +255,7 @@ def test_packing_is_limited(monkeypatch, model):
 
 
 class Repeating(nn.Module):
-    """A weight, and constants that repeat one element, one of which is larger than all
-    the rest.
-    """
+    """A product with a weight, plus a constant of ``size`` columns of one number."""
 
     def __init__(self, size):
         super().__init__()
@@ -302,7 +308,7 @@ def test_repeated_elements_are_stored_once():
 
 
 def test_repetition_is_limited_by_the_size_of_the_rest():
-    """So that a small file cannot ask for a large one."""
+    """Otherwise, a small hostile blob could expand to a large file."""
     x = torch.randn(2, 64)
     lowered = delegraph.lower(
         Repeating(1024).eval(), (x,), backends=["tosa"], options=OPTIONS
@@ -313,8 +319,8 @@ def test_repetition_is_limited_by_the_size_of_the_rest():
 
 
 def test_joined_weights_are_shared_with_separate_ones():
-    """As those of queries, keys and values are: one method of a model joins the layers,
-    and another one does not.
+    """One method of a model may join the layers of queries, keys and values, while another
+    method does not.
     """
     spec = TosaSpec.parse("TOSA-1.0+FP+INT")
     parts = [torch.randn(32, 64) for _ in range(3)]
