@@ -1,4 +1,4 @@
-"""The validator: all violations of a graph, each with where, why and the user's line."""
+"""The validator reports all violations of a graph with place, reason and source line."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_legal_graphs_have_no_violation(sample):
     )
 
 
-def test_all_are_found_at_once():
+def test_all_violations_are_found_at_once():
     x = value(2, 3, name="x")
     y = value(2, 3, dtype=DType.INT32, name="x")
     add = make_operator(ops.ADD, x, x)
@@ -194,7 +194,7 @@ def test_equal_violations_are_all_reported():
     ] == [(o, "axis") for o in operators]
 
 
-def test_validate_raises_with_all_of_them():
+def test_validate_raises_with_all_violations():
     x = value(2, dtype=DType.BF16)
     graph = Graph([x], (exp := make_operator(ops.EXP, x)).outputs, [exp])
     with pytest.raises(
@@ -353,7 +353,7 @@ def test_control_flow_nested_too_deep_is_a_violation():
     ]
 
 
-def test_a_graph_that_contains_itself():
+def test_graph_that_contains_itself_is_a_violation():
     flag = value(1, dtype=DType.BOOL)
     chosen = ops.COND_IF((flag, flag))
     chosen.outputs = (value(1, dtype=DType.BOOL),)
@@ -381,7 +381,7 @@ def test_every_limit_that_an_operator_exceeds():
         assert name in text
 
 
-def test_the_outside_validator_agrees_on_a_whole_graph():
+def test_official_validator_agrees_on_a_whole_graph():
     graph = merged(
         s.graph
         for s in samples()

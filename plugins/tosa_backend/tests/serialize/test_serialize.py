@@ -1,5 +1,5 @@
-"""Writing and reading .tosa files: what outside readers see, exact round trips, and
-damage of every kind.
+"""``.tosa`` files are readable by the official tools, survive reading and writing, and are
+refused if they are damaged.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ def test_inputs_constants_and_repeated_values_may_be_outputs():
     assert len(graph.operators) == 1
 
 
-def test_rank_0_and_no_inputs():
+def test_reference_model_reads_tensors_of_rank_0():
     scalar = value()
     negated = make_operator(
         ops.RESHAPE,
@@ -399,7 +399,11 @@ def test_rank_0_and_no_inputs():
     (result,) = reference_tools.run_reference_model(write(graph), [np.float32(-2)])
     assert result.shape == ()
     assert float(result) == 2
+
+
+def test_graphs_without_inputs_are_written_and_read():
     constant = make_operator(ops.IDENTITY, literal([1.0], F32, np.float32))
+
     assert read(write(Graph([], constant.outputs, [constant]))).inputs == []
 
 
@@ -610,7 +614,7 @@ def test_bfloat16_rounds_to_nearest_even():
     assert bits(math.nan) & 0x7FFF > 0x7F80
 
 
-def test_a_bound_out_of_range_is_refused():
+def test_clamp_bounds_out_of_range_are_refused():
     clamp = make_operator(
         ops.CLAMP, x := value(2, dtype=DType.INT8), min_val=0, max_val=300
     )
@@ -670,7 +674,7 @@ def test_folded_constants_are_evaluated_when_they_are_written():
     )
 
 
-def test_a_weight_of_another_shape_is_our_defect():
+def test_weight_of_another_shape_is_an_internal_error():
     wrong = Value(Type((2,), F32), Deferred(lambda: np.zeros(3, np.float32)))
     with pytest.raises(InternalError, match="fp32"):
         write(graph_with_weights(wrong))

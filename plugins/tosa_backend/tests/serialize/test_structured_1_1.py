@@ -1,6 +1,4 @@
-"""Control flow, variables and custom operators of TOSA 1.1, a draft: what 1.0 has of
-them, and its element types.
-"""
+"""Control flow, variables and custom operators work with the draft of TOSA 1.1, too."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def test_structured_graphs_survive_files_and_text(label):
 
 
 @pytest.mark.parametrize("label", [label for label in GRAPHS if label not in SCALED])
-def test_the_outside_validator_agrees(label):
+def test_official_validator_agrees(label):
     """Not on blocks: tosa-opt's table is of an older draft and has them for no
     IDENTITY.
     """
@@ -81,7 +79,7 @@ def test_the_outside_validator_agrees(label):
             )
 
 
-def test_the_reference_model_computes_the_same():
+def test_reference_model_computes_the_same():
     run = [
         label
         for label in GRAPHS

@@ -1,5 +1,5 @@
-"""Scales of inputs and outputs behind the flatbuffer: written, read back, not seen by
-other readers, damaged.
+"""Scales of inputs and outputs are stored behind the flatbuffer, where other readers
+ignore them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""TOSA 1.1, a draft: every row of its table is typed, written, read, printed, judged
-and, where possible, computed.
-"""
+"""Graphs of the draft of TOSA 1.1 are typed, written, read, printed, validated and run."""
 
 from __future__ import annotations
 
@@ -68,7 +66,7 @@ def test_legal_in_1_1_and_not_in_1_0(label):
     assert violations(graph, TosaSpec(profiles=frozenset({"FP", "INT"}))) != []
 
 
-def test_a_graph_of_1_0_needs_1_0_only():
+def test_graphs_of_1_0_need_only_1_0():
     assert required_version(next(s.graph for s in samples(DType.FP32))) == (1, 0)
 
 

@@ -1,6 +1,4 @@
-"""Targets of TOSA 0.80: what they are called, what they take, and that nobody else pays
-for them.
-"""
+"""Targets of TOSA 0.80 are parsed and applied, and cost nothing for other targets."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def test_wrong_older_targets_are_refused(text, why):
         TosaSpec.parse(text)
 
 
-def test_devices_narrow_them_too():
+def test_devices_narrow_older_targets_too():
     narrow(
         "oldest", lambda operator: "it is for 1.0" if operator.name == "TABLE" else None
     )
@@ -123,7 +121,7 @@ for spec in ("TOSA-1.0+FP+INT", "TOSA-0.80+MI"):
 """
 
 
-def test_users_of_1_0_import_nothing_of_0_80(tmp_path):
+def test_targets_of_1_0_import_no_module_of_0_80(tmp_path):
     """Neither a module nor the table. (``narrow`` asks for the words of 1.1.)"""
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path / "m.tosa")]
     completed = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,6 +1,4 @@
-"""The target specification: what it parses, what it refuses and why, and that
-tosa-opt's validator agrees.
-"""
+"""Targets are parsed, and accept and refuse the same operators as tosa-opt."""
 
 from __future__ import annotations
 

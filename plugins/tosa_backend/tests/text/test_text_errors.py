@@ -1,6 +1,4 @@
-"""Texts that nobody printed: odd numbers, remarks anywhere, and changed texts, which
-are graphs or a FormatError.
-"""
+"""Unusual and damaged texts give the right graph or a FormatError."""
 
 from __future__ import annotations
 

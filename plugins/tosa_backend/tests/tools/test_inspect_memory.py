@@ -1,5 +1,5 @@
-"""What ``delegraph inspect`` takes and prints is in proportion to the file, however
-much its parts are shared.
+"""``delegraph inspect`` uses memory and prints text in proportion to the size of the file,
+even if parts of the file are shared.
 """
 
 from __future__ import annotations

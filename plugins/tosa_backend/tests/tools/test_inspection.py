@@ -1,4 +1,4 @@
-"""Figures, the HTML page and the outside verdicts of ``delegraph inspect``."""
+"""``delegraph inspect`` computes figures, writes an HTML page and shows verdicts of tools."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_multiply_accumulates_are_counted(name):
     assert multiply_accumulates(operator) == PRODUCTS[name]
 
 
-def test_parameters_are_no_shapes():
+def test_parameters_do_not_count_shape_constants():
     x = value(2, 3)
     reshape = make_operator(ops.RESHAPE, x, literal([3, 2], DType.SHAPE, np.int64))
     add = make_operator(

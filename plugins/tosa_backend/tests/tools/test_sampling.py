@@ -1,4 +1,4 @@
-"""Random inputs of ``delegraph run`` and ``--verify``: every file runs on them."""
+"""Every file runs on the random inputs of ``delegraph run`` and ``--verify``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN = [
 
 
 @pytest.mark.parametrize("kind", sorted({s.label.partition("(")[0] for s in RUN}))
-def test_every_operator_runs(kind):
+def test_every_operator_runs_on_sampled_inputs(kind):
     for one in RUN:
         if one.label.startswith(f"{kind}("):
             evaluate(one.graph, sample(one.graph, 0))

@@ -1,5 +1,5 @@
-"""What a tool prints of a file is not kept: a long text that operators share is printed
-with each of them.
+"""The output of a tool on a file takes no memory. It can be huge, because a text that many
+operators share is printed for each of them.
 """
 
 from __future__ import annotations
