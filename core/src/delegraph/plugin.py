@@ -291,7 +291,9 @@ class BackendTraits:
             )
         for pair in self.known_differences:
             if not isinstance(pair, tuple) or [type(v) for v in pair] != [str, str]:
-                raise TypeError(f"a known difference is (operator, text), not {pair!r}")
+                raise TypeError(
+                    f"a known difference is a pair (operator, text), not {pair!r}"
+                )
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def test_a_program_with_other_types_than_its_blob_is_an_error(tmp_path):
         path.write_bytes(content)
         other = Signature(tuple(types), signature.outputs)
         blob = other.seal(path, MARK, **facts)
-        with pytest.raises(FormatError, match="does not fit its blob"):
+        with pytest.raises(FormatError, match="does not fit the signature in its blob"):
             CoreAIRuntime.load(blob, [], {})
 
 

@@ -273,7 +273,7 @@ def test_wrong_verdicts_about_compatibility_are_errors(wrong, far, monkeypatch):
         serve.SERVICES, "compatible", lambda *arguments: ({"verdict": wrong}, [])
     )
 
-    with pytest.raises(FormatError, match="gave an invalid verdict"):
+    with pytest.raises(FormatError, match="gave an invalid answer about"):
         runtime.compatible(BLOB_HEADER, SPECS)
 
 

@@ -88,7 +88,7 @@ def open_full(*args):
 @pytest.mark.parametrize(
     ("open_folder", "reason"),
     [
-        (open_slowly, "no answer in 0.05 s"),
+        (open_slowly, "did not answer within 0.05 s"),
         (open_full, "No space left on device"),
     ],
 )

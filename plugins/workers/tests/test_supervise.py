@@ -91,7 +91,10 @@ def test_workers_with_wrong_answers_are_stopped(name, worker_that, tmp_path):
     ("code", "reason"),
     [
         ("say('{\"ready\": 99}\\n')", "has protocol 99"),
-        ("say('hello\\n')", "a worker sent b'hello'"),
+        (
+            "say('hello\\n')",
+            "a worker sent an invalid message while it started: b'hello'",
+        ),
     ],
 )
 def test_workers_with_a_wrong_greeting_are_stopped(code, reason, worker_that):

@@ -51,7 +51,10 @@ def _load(module: Any, path: Path) -> None:
     import torch
 
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"{type(module).__name__} has its own weights")
+        raise TypeError(
+            f"an {type(module).__name__} has its own weights; a file"
+            " of weights can only be loaded into modules"
+        )
     if path.suffix == ".safetensors":
         from safetensors.torch import load_model
 

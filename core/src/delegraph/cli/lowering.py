@@ -502,7 +502,7 @@ def _check_output(registry: Registry, backends: Sequence[str], output: Path) -> 
     if not file_format.defines("serialize") and not file_format.defines("write"):
         raise UsageError(
             "usage-invalid",
-            f"the format of {file_format.suffix} files cannot be written",
+            f"the format of {file_format.suffix} files does not support writing",
         )
     reason = file_format.why_not([registry.spec(name).backend_id for name in backends])
     if reason is not None:

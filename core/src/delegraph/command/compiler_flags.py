@@ -53,7 +53,7 @@ def chosen_compiler(args: argparse.Namespace) -> Any:
     if len(chosen) > 1:
         names = " and ".join(name for name, _ in chosen)
         raise UsageError(
-            "usage-invalid", f"the flags are of several compilers: {names}"
+            "usage-invalid", f"these flags belong to different compilers: {names}"
         )
     name, options = chosen[0]
     return default_registry().get(CompilerSpec, name)(**options)

@@ -377,7 +377,10 @@ def _run_file(path: Path) -> ModuleType:
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise InputError("input-invalid", f"{path} cannot be loaded as a Python file")
+        raise InputError(
+            "input-invalid",
+            f"{path} cannot be loaded as a Python file: its name does not end in .py",
+        )
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)

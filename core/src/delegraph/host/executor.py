@@ -357,8 +357,8 @@ class LoadedDelegate:
             wanted = [_type_of(output) for output in self._module.outputs]
         return ContractViolation(
             "contract-violation",
-            f"the runtime of {self._module.backend_id} returned {returned}; the calling"
-            f" convention says {wanted}",
+            f"the runtime of {self._module.backend_id} returned {returned}, but"
+            f" the delegate must return {wanted}",
         )
 
 
@@ -402,7 +402,7 @@ def uncompiled(function: Function) -> Function:
                 "input-invalid",
                 "torch.export cannot export a model that calls a lowered program, whose"
                 " delegates it cannot trace",
-                hint="export the model without it; lower the result",
+                hint="export the original model, and lower the exported program",
             )
         # ``torch.compiler.disable`` imports Dynamo, which takes more than a second. If
         # Dynamo is not imported yet, nothing is compiled.

@@ -219,7 +219,7 @@ def _lock(file: int) -> None:
     the system cannot lock files.
     """
     if sys.platform == "win32":
-        raise OSError("files are not locked on Windows")
+        raise OSError("file locks are not supported on Windows")
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

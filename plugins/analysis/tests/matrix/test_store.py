@@ -72,7 +72,7 @@ def test_the_last_row_counts_and_torn_lines_are_skipped(store):
 )
 def test_another_file_is_refused(content, store):
     (store.folder / "rows.jsonl").write_bytes(content)
-    with pytest.raises(InputError, match=r"rows.jsonl:1 is no row of a matrix"):
+    with pytest.raises(InputError, match=r"line 1 of .*rows.jsonl is not a row"):
         store.rows()
 
 

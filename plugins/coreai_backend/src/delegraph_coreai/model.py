@@ -134,7 +134,8 @@ class Loaded:
         why = self._why_mismatch()
         if why is not None:
             raise FormatError(
-                "format-invalid", f"the Core AI model does not fit its blob: {why}"
+                "format-invalid",
+                f"the Core AI model does not fit the signature in its blob: {why}",
             )
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]:

@@ -35,7 +35,9 @@ class CoreAIRuntime(BackendRuntime):
         name = facts.get("function", MAIN)
         if not isinstance(name, str):
             raise FormatError(
-                "format-invalid", f"the name of a function is a text, not {name!r:.40}"
+                "format-invalid",
+                f"the blob of CoreAIBackend has the function name {name!r:.40},"
+                " which is not a text",
             )
         model = load_model(filled(content, facts, named_data))
         function = load_function(model, name)

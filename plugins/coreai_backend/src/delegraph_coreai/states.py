@@ -131,7 +131,9 @@ def states_of(facts: Mapping[str, Any]) -> list[State]:
         are_texts = all(isinstance(text, str) for text in texts)
         is_valid = are_texts and state.dtype in DTYPES.values()
         if not is_valid or not _are_sizes(state.sizes):
-            raise FormatError("format-invalid", f"{state!r:.120} is no state of a blob")
+            raise FormatError(
+                "format-invalid", f"the blob lists an invalid state: {state!r:.120}"
+            )
     return states
 
 

@@ -91,7 +91,8 @@ class Signature:
         file, data = unseal(blob, mark)
         if not isinstance(data, list) or not data or not isinstance(data[0], dict):
             raise FormatError(
-                "format-invalid", f"the blob has no signature, but {data!r:.80}"
+                "format-invalid",
+                f"the blob has {data!r:.80} in the place of its signature",
             )
         facts, *types = data
         return Unsealed(file, cls.from_json(types), facts)

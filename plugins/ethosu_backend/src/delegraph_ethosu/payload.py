@@ -112,5 +112,5 @@ def blocks(payload: bytes | memoryview) -> Iterator[tuple[str, bytes]]:
 
 def _invalid() -> FormatError:
     return FormatError(
-        "format-invalid", "the data are no payload for Ethos-U, or were cut"
+        "format-invalid", "the data is no payload for Ethos-U, or is truncated"
     )

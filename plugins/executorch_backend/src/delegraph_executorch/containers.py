@@ -248,7 +248,8 @@ def structure_of(
     if side == "inputs" and spec is not None and not _is_of_a_call(spec):
         raise FormatError(
             "format-invalid",
-            "the structure of inputs is no pair of arguments and keyword arguments",
+            "the structure of inputs in the file is not a pair of arguments and"
+            " keyword arguments",
         )
     return spec
 

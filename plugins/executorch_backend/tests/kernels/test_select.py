@@ -43,7 +43,7 @@ def test_the_kernel_of_an_operator(
 
 @pytest.mark.parametrize("wrong", [3, [3]])
 def test_invalid_kernel_sets_are_refused(wrong: Any) -> None:
-    with pytest.raises(OptionError, match="is no list of kernels"):
+    with pytest.raises(OptionError, match="is not a list of kernels"):
         kernel_set(wrong)
 
 

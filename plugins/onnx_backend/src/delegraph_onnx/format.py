@@ -384,8 +384,9 @@ def _expect_one_file(model: onnx.ModelProto) -> None:
             name = b"".join(names).decode(errors="replace")
             raise FormatError(
                 "format-invalid",
-                f"the code for an execution provider is in {name!r:.80}, which is"
-                " another file; only code inside of the model is read",
+                "the compiled code for an execution provider is in another file,"
+                f" {name!r:.80}; delegraph reads only code that is embedded in the"
+                " model",
             )
         for attribute in node.attribute:
             tensors = [attribute.t, *attribute.tensors]

@@ -213,7 +213,8 @@ class Loaded:
         why = signature.why_mismatch(inputs, outputs)
         if why is not None:
             raise FormatError(
-                "format-invalid", f"the ONNX model does not fit its blob: {why}"
+                "format-invalid",
+                f"the ONNX model does not fit the signature in its blob: {why}",
             )
         self._inputs = [
             (value.name, TYPE_NUMBERS[dtype])

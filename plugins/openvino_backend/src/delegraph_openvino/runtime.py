@@ -298,7 +298,9 @@ def read_model(blob: bytes, named_data: NamedData) -> Read:
         why = "it takes more inputs than calls pass"
     if why is not None:
         # OpenVINO would read memory by the types of the model, without a check
-        raise FormatError("format-invalid", f"the IR does not fit its blob: {why}")
+        raise FormatError(
+            "format-invalid", f"the IR does not fit the signature in its blob: {why}"
+        )
     fold_operands(model)
     return Read(model, memory, signature)
 

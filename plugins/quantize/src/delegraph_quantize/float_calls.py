@@ -113,7 +113,11 @@ _ITEMS = (
 
 def _no_item(item: object) -> OptionError:
     """Return the error for an object that is no item of ``floats``."""
-    return OptionError("option-invalid", f"floats has {item!r:.100}", hint=_ITEMS)
+    return OptionError(
+        "option-invalid",
+        f"floats contains {item!r:.100}, which is no valid item",
+        hint=_ITEMS,
+    )
 
 
 def _no_call(text: str, places: Iterable[CallPlace]) -> OptionError:
@@ -126,7 +130,7 @@ def _no_call(text: str, places: Iterable[CallPlace]) -> OptionError:
     shown = f"; near it: {', '.join(near)}" if near else ""
     return OptionError(
         "option-invalid",
-        f"floats: no call of the program is {text!r}{shown}",
+        f"floats: no call of the program matches {text!r}{shown}",
         hint=_ITEMS,
     )
 

@@ -726,7 +726,7 @@ def test_sizes_that_files_cannot_hold():
     reverse = make_operator(ops.REVERSE, x, axis=0)
     with pytest.raises(
         Unsupported,
-        match=r"\[2147483648\]int8: the largest size in a TOSA file is 2147483647",
+        match=r"\[2147483648\]int8 has a size above 2147483647",
     ):
         TosaFile(Graph([x], reverse.outputs, [reverse]), TosaSpec(level="NONE"))
 

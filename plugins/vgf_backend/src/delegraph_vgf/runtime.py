@@ -63,7 +63,8 @@ class VgfRuntime(BackendRuntime):
         why = content.why_mismatch(signature)
         if why is not None:
             raise FormatError(
-                "format-invalid", f"the VGF file does not fit its blob: {why}"
+                "format-invalid",
+                f"the VGF file does not fit the signature in its blob: {why}",
             )
         vulkan.require()
         return _Loaded(vgf, content, signature)

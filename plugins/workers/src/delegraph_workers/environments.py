@@ -496,7 +496,8 @@ def _runtime(name: str) -> type[BackendRuntime]:
         except (KeyError, TypeError, ValueError) as e:
             raise FormatError(
                 "format-invalid",
-                f"the environment of {name!r} gave an invalid verdict: {e}",
+                f"the Python environment of {name!r} gave an invalid answer about"
+                f" the compatibility of a blob: {e}",
             ) from e
 
     body = {

@@ -32,7 +32,7 @@ def kept(number: int, process: int) -> Any:
     if process != os.getpid():
         raise DelegraphError(
             "process-ended",
-            "the process that had this object has ended",
+            "the worker process that held this object has ended",
         )
     return _kept[number]
 

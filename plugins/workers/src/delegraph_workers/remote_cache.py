@@ -118,7 +118,9 @@ class RemoteFolder:
         try:
             result, error = answer.get(timeout=_TIME_LIMIT)
         except Empty:
-            raise RemoteFolderError(f"no answer in {_TIME_LIMIT:g} s") from None
+            raise RemoteFolderError(
+                f"the folder did not answer within {_TIME_LIMIT:g} s"
+            ) from None
         if error is not None:
             # not ``from error``: a traceback would show its text, which may contain
             # the password

@@ -86,7 +86,8 @@ class _Contents:
     def exported_program(self, name: str = "forward") -> Any:
         raise Unsupported(
             "unsupported",
-            "a format in another environment gets only delegates, and no program",
+            "a format in another Python environment can write single delegates,"
+            " but no whole programs",
         )
 
     def core_program(self, name: str = "forward", keep: Any = ()) -> Any:

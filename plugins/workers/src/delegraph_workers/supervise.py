@@ -188,7 +188,8 @@ class WorkerProcess:
             printed = _last_lines(self._printed(0)) or "nothing"
             raise DelegraphError(
                 "workers/not-started",
-                f"a worker sent {e} while it started; it printed: {printed}",
+                f"a worker sent an invalid message while it started: {e}; it"
+                f" printed: {printed}",
             ) from None
         if line.get("ready") != PROTOCOL:
             raise DelegraphError(

@@ -441,7 +441,8 @@ class Workers:
             error = read_error(content, nodes)
         except (KeyError, TypeError) as e:
             return FormatError(
-                "format-invalid", f"a worker sent an error in an unknown form: {e!r}"
+                "format-invalid",
+                f"a worker sent an error that this process cannot read: {e!r}",
             )
         if not self._isolated:
             return error

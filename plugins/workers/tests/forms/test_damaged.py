@@ -243,7 +243,7 @@ def test_powers_of_symbols_with_large_examples_are_refused(power):
         )
         value_at(structure[4], path[:-1])[path[-1]] = power
 
-    with pytest.raises(FormatError, match="no program has the size"):
+    with pytest.raises(FormatError, match="the serialized program has an invalid size"):
         read(pack_changed(write(PROGRAMS["sizes"]()), change))
 
 

@@ -171,7 +171,7 @@ def _parse(answer: Any) -> dict[str, Any]:
         pass
     raise FormatError(
         "format-invalid",
-        f"an executor returned {answer!r:.80}, which is no answer of a cell",
+        f"an executor returned {answer!r:.80}, which is not the result of a cell",
     )
 
 

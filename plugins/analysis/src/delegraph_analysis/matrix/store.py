@@ -221,12 +221,14 @@ def read_rows(path: Path) -> list[Row]:
         if is_row(row):
             found[row["cell"]] = row
         elif not is_torn:
-            raise InputError("input-invalid", f"{path}:{number} is no row of a matrix")
+            raise InputError(
+                "input-invalid", f"line {number} of {path} is not a row of a matrix"
+            )
     return list(found.values())
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid in JSON")
 
 
 def is_row(row: Any) -> bool:

@@ -71,7 +71,10 @@ def verify_over(
     """
     programs = {"lowered": lowered} if isinstance(lowered, LoweredProgram) else lowered
     if not programs:
-        raise InputError("input-invalid", "there is no lowered program to verify")
+        raise InputError(
+            "input-invalid",
+            "programs is an empty mapping; it must have a lowered program to verify",
+        )
     first = next(iter(programs.values()))
     chosen = first.chosen_method(method)
     scored = ScoredMetric.of(metric)

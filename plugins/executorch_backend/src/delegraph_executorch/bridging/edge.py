@@ -44,7 +44,9 @@ def stand_in(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
 
     The result has the type and shape of ``like``, and depends on ``after``.
     """
-    raise NotImplementedError("this operator represents another one and never runs")
+    raise NotImplementedError(
+        "this operator stands in for another one in the graph, and cannot be run"
+    )
 
 
 @stand_in.register_fake

@@ -67,7 +67,9 @@ def _as_complex(value: Any, like: Tensor) -> Tensor:
     """Convert a tensor or number to a tensor of the complex type of ``like``."""
     if is_complex(value) and isinstance(value, Tensor):
         if value.dtype != like.dtype:
-            raise NotImplementedError("the operands have different complex types")
+            raise NotImplementedError(
+                "operands of different complex types are not supported"
+            )
         return value
     wanted = like.dtype.to_real()
     if isinstance(value, Tensor):
@@ -87,7 +89,7 @@ def arithmetic(target: Any) -> Formula:
         like = self if is_complex(self) else other
         if not isinstance(like, Tensor):
             raise NotImplementedError(
-                "a real tensor and a complex number cannot be combined"
+                "an operation of a real tensor and a complex number is not supported"
             )
         operands = [_as_complex(value, like) for value in (self, other)]
         known = [value.shape for value in (self, other) if isinstance(value, Tensor)]

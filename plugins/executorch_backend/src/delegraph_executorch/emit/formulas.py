@@ -487,7 +487,7 @@ def pow_of_integers(self: Tensor, exponent: Any) -> Tensor:
         or not 0 <= exponent <= LARGEST_POWER
     ):
         raise NotImplementedError(
-            f"the power of an integer must be an integer from 0 to {LARGEST_POWER}"
+            f"an integer can only be raised to an integer from 0 to {LARGEST_POWER}"
         )
     result = torch.ones_like(self)
     square = self

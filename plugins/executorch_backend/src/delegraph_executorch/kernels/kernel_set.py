@@ -68,6 +68,6 @@ def _from_json(content: Any, where: str) -> KernelSet:
     if not isinstance(kernels, list) or not all(isinstance(k, str) for k in kernels):
         hint = 'use the form {"runtime": "acme 1.0", "kernels": ["aten::add.out", ...]}'
         raise OptionError(
-            "option-invalid", f"kernels: {where} is no list of kernels", hint=hint
+            "option-invalid", f"kernels: {where} is not a list of kernels", hint=hint
         )
     return KernelSet(str(content.get("runtime", "the runtime")), frozenset(kernels))

@@ -358,7 +358,8 @@ class Structure:
             if max(shape, default=0) > LARGEST_SIZE:
                 raise Unsupported(
                     "unsupported",
-                    f"{value!r}: the largest size in a TOSA file is {LARGEST_SIZE}",
+                    f"{value!r} has a size above {LARGEST_SIZE}, the largest in a TOSA"
+                    " file",
                 )
             shape_field = self.build.vector("int32", shape)
             found = (shape_field, *self.element_type_fields(value.dtype))

@@ -73,7 +73,8 @@ def narrow(name: str, why_not: WhyNot) -> None:
         taken.update(extensions(version))
     if name in taken or not re.fullmatch("[a-z][a-z0-9]*", name):
         raise ValueError(
-            f"{name!r} cannot name a device: it is taken, or not lower-case letters and digits"
+            f"{name!r} cannot be the name of a device: it has characters other"
+            " than lower-case letters and digits, or is taken"
         )
     if _DEVICES.setdefault(name, why_not) is not why_not:
         raise ValueError(f"{name!r} already names another device")

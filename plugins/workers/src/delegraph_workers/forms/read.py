@@ -116,8 +116,8 @@ class _Reader:
         if DTYPES[dtype] is not torch.get_default_dtype():
             raise FormatError(
                 "format-invalid",
-                f"the form needs the default dtype torch.{dtype}; this process has"
-                f" {torch.get_default_dtype()}",
+                f"the program was serialized with the default dtype torch.{dtype};"
+                f" that of this process is {torch.get_default_dtype()}",
                 hint=f"call torch.set_default_dtype(torch.{dtype})",
             )
         self._labels = labels

@@ -359,7 +359,8 @@ class SymbolsRead:
         args = [self._expression(operand) for operand in operands]
         if not self._is_possible(name, args):
             raise FormatError(
-                "format-invalid", f"no program has the size {written!r:.80}"
+                "format-invalid",
+                f"the serialized program has an invalid size: {written!r:.80}",
             )
         return FUNCTIONS[name](*args)
 
