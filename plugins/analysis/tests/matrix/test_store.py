@@ -85,7 +85,7 @@ def test_a_row_names_no_file_outside_of_the_store(tmp_path, store):
         "javascript:alert(1)",
     ):
         (store.folder / "rows.jsonl").write_text(json.dumps(make_row(1, name)) + "\n")
-        with pytest.raises(InputError, match="no row"):
+        with pytest.raises(InputError, match="is not a row"):
             store.rows()
 
 
