@@ -1,6 +1,4 @@
-"""The device half: program files with delegates of compiler-demo and host operators, in
-ExecuTorch's own runtime.
-"""
+"""ExecuTorch's own runtime runs compiler-demo's delegates with its device half."""
 
 import delegraph
 import pytest
@@ -19,8 +17,8 @@ device = pytest.importorskip(
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_it_takes():
-    """The wheel and a compiler; the tests are skipped where one of them is missing."""
+def needs_runtime_and_compiler():
+    """Skip the tests if the wheel of ExecuTorch or a C++ compiler is missing."""
     try:
         device.stock_runtime()
         device.compiler_line(CompilerDemoRuntime.device_half, "unused")
@@ -28,21 +26,23 @@ def what_it_takes():
         pytest.skip(f"{e.message}; {e.hint}")
 
 
-def run_on_device(lowered, folder):
-    """The program file of ``lowered``, in the runtime, which gets the device half with
-    the first of them.
+def load_on_device(lowered, folder):
+    """Save a program, and load it in ExecuTorch's runtime.
+
+    The first call builds the device half.
     """
     lowered.save(folder / "m.pte")
     return delegraph.load(folder / "m.pte", runtime="executorch")
 
 
-def expect_equal(got, wanted):
-    """One tensor or several, each up to a hundred-thousandth of its largest element."""
-    for ours, theirs in zip(*map(tree_leaves, (got, wanted)), strict=True):
-        finite = theirs.detach().nan_to_num(0, 0, 0).abs()
+def assert_close(results, expected):
+    """Compare tensors up to a hundred-thousandth of the largest expected element."""
+    for actual, wanted in zip(tree_leaves(results), tree_leaves(expected), strict=True):
+        wanted = wanted.detach()
+        finite = wanted.nan_to_num(0, 0, 0).abs()
         scale = finite.max().item() if finite.numel() else 0
         torch.testing.assert_close(
-            ours, theirs.detach(), rtol=1e-5, atol=1e-5 * scale, equal_nan=True
+            actual, wanted, rtol=1e-5, atol=1e-5 * scale, equal_nan=True
         )
 
 
@@ -51,7 +51,10 @@ def test_delegates_compute_as_eager_on_the_device(name, tmp_path):
     function, *inputs = CASES[name]
     lowered = lower(function, *inputs)
     assert lowered.delegates
-    expect_equal(run_on_device(lowered, tmp_path)(*inputs), function(None, *inputs))
+
+    results = load_on_device(lowered, tmp_path)(*inputs)
+
+    assert_close(results, function(None, *inputs))
 
 
 @pytest.mark.slow
@@ -61,8 +64,9 @@ def test_device_passes_the_numerics_of_the_conformance_kit(capsys):
 
 
 class Network(nn.Module):
-    """Layers on the device, with activations on the host, a weight that two delegates
-    share, and two outputs of one.
+    """Three delegates, of which the first two share a weight; activations on the host.
+
+    The last delegate has two outputs.
     """
 
     def __init__(self):
@@ -77,64 +81,50 @@ class Network(nn.Module):
         return torch.softmax(scores, -1), torch.sin(scores) * 2
 
 
-def test_host_operators_between_delegates(tmp_path):
+def test_programs_alternate_between_host_and_device(tmp_path):
     torch.manual_seed(0)
     network = Network().eval()
     lowered = delegraph.lower(network, (randn(4, 8),), backends=["compiler-demo"])
     assert len(lowered.delegates) == 3
     assert sum(lowered.report.host["forward"].values()) >= 4
-    program = run_on_device(lowered, tmp_path)
-    for inputs in (randn(4, 8), -randn(4, 8) * 100):
-        expect_equal(program(inputs), network(inputs))
+
+    program = load_on_device(lowered, tmp_path)
+
+    for x in (randn(4, 8), -randn(4, 8) * 100):
+        assert_close(program(x), network(x))
 
 
-def test_a_state_that_the_host_keeps(tmp_path):
-    def step(m, x):
+def test_the_host_keeps_states_between_calls(tmp_path):
+    def add_square(m, x):
         m.w0.add_(torch.mm(x, x))
         return m.w0 * 2
 
-    counter = module_with_weights(step, torch.zeros(2, 2))
-    lowered = delegraph.lower(counter, (randn(2, 2),), backends=["compiler-demo"])
-    program = run_on_device(lowered, tmp_path).method("forward")
-    square = randn(2, 2) @ randn(2, 2)
-    for times in (1, 2, 3):
-        expect_equal(program(randn(2, 2)), 2 * times * square)
+    accumulator = module_with_weights(add_square, torch.zeros(2, 2))
+    lowered = delegraph.lower(accumulator, (randn(2, 2),), backends=["compiler-demo"])
+    x = randn(2, 2)
+    square = x @ x
+
+    program = load_on_device(lowered, tmp_path).method("forward")
+
+    for calls in (1, 2, 3):
+        assert_close(program(x), 2 * calls * square)
 
 
-def test_a_setting_is_enforced(tmp_path):
-    program = run_on_device(
-        lower(lambda m, x: torch.relu(torch.add(x, x)), randn(3), max_value=9.0),
-        tmp_path,
-    )
-    expect_equal(program(torch.full((3,), 4.0)), torch.full((3,), 8.0))
-    for refused in (5.0, 10.0, float("nan"), -float("inf")):
-        with pytest.raises(InputError, match="refuses"):
-            program(torch.full((3,), refused))
+@pytest.fixture
+def limited_double(tmp_path):
+    """Return a program that doubles its input, with results of at most 9."""
+    lowered = lower(lambda m, x: torch.relu(torch.add(x, x)), randn(3), max_value=9.0)
+    return load_on_device(lowered, tmp_path)
 
 
-def test_damaged_blobs_are_refused_as_on_the_host(tmp_path):
-    """Each byte of a blob in turn: what the host's runtime refuses the device refuses,
-    and nothing else.
-    """
-    function = lambda m, x: torch.sin(nn.functional.linear(x, m.w0) + 1)
-    weights = [randn(4, 3)]
-    lowered = lower(function, randn(2, 3), weights=weights)
-    [delegate] = lowered.delegates
-    lowered.save(tmp_path / "m.pte")
-    file = (tmp_path / "m.pte").read_bytes()
-    blob = delegate.processed_bytes
-    start = file.index(blob)
-    for position, flipped in (
-        (p, bit) for p in range(len(blob)) for bit in (1, 4, 128)
-    ):
-        mutated = bytearray(blob)
-        mutated[position] ^= flipped
-        (tmp_path / "m.pte").write_bytes(
-            file[:start] + mutated + file[start + len(blob) :]
-        )
-        assert loads_on_device(tmp_path / "m.pte") == loads_on_host(
-            bytes(mutated), delegate
-        ), (position, flipped)
+def test_results_within_max_value_are_returned(limited_double):
+    assert_close(limited_double(torch.full((3,), 4.0)), torch.full((3,), 8.0))
+
+
+@pytest.mark.parametrize("value", [5.0, 10.0, float("nan"), -float("inf")])
+def test_the_device_refuses_values_beyond_max_value(value, limited_double):
+    with pytest.raises(InputError, match="refuses"):
+        limited_double(torch.full((3,), value))
 
 
 def loads_on_device(path):
@@ -151,3 +141,25 @@ def loads_on_host(blob, delegate):
     except DelegraphError:
         return False
     return True
+
+
+def test_device_and_host_refuse_the_same_damaged_blobs(tmp_path):
+    lowered = lower(
+        lambda m, x: torch.sin(nn.functional.linear(x, m.w0) + 1),
+        randn(2, 3),
+        weights=[randn(4, 3)],
+    )
+    [delegate] = lowered.delegates
+    blob = delegate.processed_bytes
+    path = tmp_path / "m.pte"
+    lowered.save(path)
+    before_blob, after_blob = path.read_bytes().split(blob, maxsplit=1)
+
+    for position in range(len(blob)):
+        for mask in (1, 4, 128):
+            damaged = bytearray(blob)
+            damaged[position] ^= mask
+            path.write_bytes(before_blob + damaged + after_blob)
+
+            on_host = loads_on_host(bytes(damaged), delegate)
+            assert loads_on_device(path) == on_host, (position, mask)

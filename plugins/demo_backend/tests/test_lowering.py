@@ -1,4 +1,4 @@
-"""The demo backend behind ``to_backend`` and ``lower``: what a user of a plugin gets."""
+"""``to_backend`` and ``lower`` with the demo backend: blobs, handles and refusals."""
 
 import pytest
 import torch
@@ -10,14 +10,19 @@ from delegraph_executorch.edge import to_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-EXPECTED = b"5#conv_relu_op,0,conv_relu_op,1,sin_decomp_from_tan,2,cos_decomp_from_tan,3,div_decomp_from_tan,4,"
+EXPECTED = (
+    b"5#conv_relu_op,0,conv_relu_op,1,"
+    b"sin_decomp_from_tan,2,cos_decomp_from_tan,3,div_decomp_from_tan,4,"
+)
 
 
 def test_whole_program_has_the_expected_blob_and_handles():
     program = torch.export.export(
         *BackendWithDelegateMappingDemo.get_test_model_and_inputs()
     )
+
     lowered = to_backend("BackendWithDelegateMappingDemo", program, [])
+
     assert lowered.processed_bytes == EXPECTED
     assert lowered.meta["debug_handle_map"] == {
         0: (1, 2),
@@ -28,23 +33,23 @@ def test_whole_program_has_the_expected_blob_and_handles():
     }
 
 
-def test_a_whole_program_with_another_operator_is_an_error():
+def test_whole_programs_with_another_operator_are_refused():
     class Sinh(torch.nn.Module):
         def forward(self, x):
             return torch.sinh(torch.tan(x))
 
+    program = torch.export.export(Sinh().eval(), (torch.ones(2),))
+
     with pytest.raises(Unsupported, match=r"aten\.sinh\.default") as caught:
-        to_backend(
-            "BackendWithDelegateMappingDemo",
-            torch.export.export(Sinh().eval(), (torch.ones(2),)),
-            [],
-        )
+        to_backend("BackendWithDelegateMappingDemo", program, [])
+
     assert "torch.sinh(torch.tan(x))" in str(caught.value)
 
 
 class Mixed(torch.nn.Module):
-    """An in-place activation, an operator for the host in the middle, a convolution
-    that two others read.
+    """The demo supports the first two operators and the tan.
+
+    It does not support sin, and a convolution that has two users.
     """
 
     def __init__(self):
@@ -63,65 +68,77 @@ class Mixed(torch.nn.Module):
 INPUTS = (torch.linspace(-1, 1, 243).reshape(1, 3, 9, 9),)
 
 
-def test_parts_of_a_program():
-    lowered = lower(Mixed().eval(), INPUTS, backends=["demo"])
+@pytest.fixture
+def lowered():
+    return lower(Mixed().eval(), INPUTS, backends=["demo"])
+
+
+def test_supported_parts_of_a_program_are_compiled(lowered):
     blobs = [delegate.processed_bytes for delegate in lowered.delegates]
+
     assert blobs == [
         b"1#conv_relu_op,0,",
         b"3#sin_decomp_from_tan,0,cos_decomp_from_tan,1,div_decomp_from_tan,2,",
     ]
-    refused = {refusal.operator: refusal.reason for refusal in lowered.report.refusals}
-    assert refused == {
+
+
+def test_unsupported_parts_of_a_program_have_a_reason_and_a_hint(lowered):
+    report = lowered.report
+
+    assert {refusal.operator: refusal.reason for refusal in report.refusals} == {
         "aten.sin.default": "the demo compiles convolution followed by relu, and tan",
         "aten.conv2d.default": (
             "a convolution needs a relu as the only user of its result"
         ),
         "aten.relu.default": "relu is compiled only together with a convolution before it",
     }
-    assert all(cause.hint for cause in lowered.report.causes)
+    assert all(cause.hint for cause in report.causes)
 
 
-class Twice(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 2, 3)
+def test_a_refused_convolution_and_its_relu_have_one_cause():
+    class TwoUsers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 2, 3)
 
-    def forward(self, x):
-        x = self.conv(x)
-        return torch.relu(x), torch.tan(x)
+        def forward(self, x):
+            x = self.conv(x)
+            return torch.relu(x), torch.tan(x)
 
+    report = lower(TwoUsers().eval(), INPUTS, backends=["demo"]).report
 
-def test_refused_convolutions_include_their_relu():
-    (cause,) = lower(Twice().eval(), INPUTS, backends=["demo"]).report.causes
+    (cause,) = report.causes
     assert cause.reason.startswith("a convolution")
     assert "torch.relu right after it" in cause.hint
-    assert [row.operator for row in cause.refusals] == [
+    assert [refusal.operator for refusal in cause.refusals] == [
         "aten.conv2d.default",
         "aten.relu.default",
     ]
 
 
-def test_handles_are_those_of_the_whole_program():
-    lowered = lower(Mixed().eval(), INPUTS, backends=["demo"])
-    maps = [delegate.module.meta["debug_handle_map"] for delegate in lowered.delegates]
-    assert maps == [{0: (1, 2)}, {0: (5,), 1: (5,), 2: (5,)}]
+def test_handles_are_those_of_the_whole_program(lowered):
+    first, second = lowered.delegates
+
+    assert first.module.meta["debug_handle_map"] == {0: (1, 2)}
+    # sin and the second convolution have the handles 3 and 4
+    assert second.module.meta["debug_handle_map"] == {0: (5,), 1: (5,), 2: (5,)}
 
 
-def test_calls_without_a_runtime_are_refused():
+def test_calls_without_a_runtime_are_refused(lowered):
     with pytest.raises(NoRuntime, match="'demo'"):
-        lower(Mixed().eval(), INPUTS, backends=["demo"])(*INPUTS)
+        lowered(*INPUTS)
 
 
-def test_eager_can_replace_the_missing_runtime():
-    lowered = lower(Mixed().eval(), INPUTS, backends=["demo"]).with_missing_runtime(
-        "eager"
-    )
-    assert lowered.verify(*INPUTS).relative_error == 0
+def test_eager_can_replace_the_missing_runtime(lowered):
+    with_eager = lowered.with_missing_runtime("eager")
+
+    assert with_eager.verify(*INPUTS).relative_error == 0
 
 
 class Steps(torch.nn.Module):
-    """Each step applies an operator to one of the last three values; two values are
-    used at the end.
+    """Each step is an operator and which of the last three values it reads.
+
+    The last value and one in the middle are used at the end.
     """
 
     def __init__(self, steps):
@@ -137,11 +154,14 @@ class Steps(torch.nn.Module):
             "sin": torch.sin,
         }
         values = [x]
-        for operator, back in self.steps:
-            values.append(operators[operator](values[-1 - back % min(3, len(values))]))
+        for name, choice in self.steps:
+            last_values = values[-3:]
+            read = last_values[choice % len(last_values)]
+            values.append(operators[name](read))
         return values[-1], values[len(values) // 2] + 1
 
 
+# conv and relu occur twice, because the demo compiles them together
 step = st.tuples(
     st.sampled_from(["conv", "conv", "relu", "relu", "tan", "sin"]), st.integers(0, 2)
 )
@@ -149,13 +169,14 @@ step = st.tuples(
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(step, min_size=1, max_size=10))
-def test_accepted_programs_compile(steps):
-    model = Steps(steps).eval()
+def test_random_programs_compile_and_compute_as_eager(steps):
     inputs = (torch.ones(1, 2, 3, 3),)
+
     lowered = lower(
-        model, inputs, backends=[DelegateMappingDemoPartitioner()]
-    ).with_missing_runtime("eager")
-    assert all(
-        not delegate.processed_bytes.startswith(b"0#") for delegate in lowered.delegates
+        Steps(steps).eval(), inputs, backends=[DelegateMappingDemoPartitioner()]
     )
-    assert lowered.verify(*inputs).relative_error == 0
+
+    for delegate in lowered.delegates:
+        assert not delegate.processed_bytes.startswith(b"0#"), "an empty delegate"
+    with_eager = lowered.with_missing_runtime("eager")
+    assert with_eager.verify(*inputs).relative_error == 0
