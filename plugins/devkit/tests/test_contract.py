@@ -1,8 +1,9 @@
-"""The checks as tests of a class, for the test suite of a backend."""
+"""``BackendContract`` runs the checks of the kit; long checks report their progress."""
 
 from itertools import pairwise
 
 import delegraph_devkit as devkit
+import pytest
 import torch
 
 from .support import bad_backends as backends
@@ -16,9 +17,8 @@ class TestGood(devkit.BackendContract):
 
     @staticmethod
     def example():
-        return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sigmoid()).eval(), (
-            torch.ones(2, 3),
-        )
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sigmoid())
+        return model.eval(), (torch.ones(2, 3),)
 
 
 def test_the_class_has_one_method_for_each_check():
@@ -28,24 +28,31 @@ def test_the_class_has_one_method_for_each_check():
         if name.startswith("test_")
     ]
     assert sorted(methods) == sorted(devkit.CHECKS)
+
+
+def test_each_check_has_a_purpose():
     assert all(check.purpose for check in devkit.CHECKS.values())
 
 
 def test_compilers_may_refuse_accepted_operators_if_declared():
     register = backends.BAD["accepted_compiles"]["accepts_too_much"]
-    one = backend_under_test(register, may_refuse=True)
-    figures = devkit.CHECKS["accepted_compiles"].run(one)
+    backend = backend_under_test(register, may_refuse=True)
+
+    figures = devkit.CHECKS["accepted_compiles"].run(backend)
+
     assert figures["operators_refused"]
-    refused = {why for o in one.sweep.outcomes for _, why in o.refused}
-    assert "layer_norm.default cannot be compiled" in refused
-    devkit.CHECKS["only_tagged_nodes_lowered"].run(one)
+    reasons = set()
+    for outcome in backend.sweep.outcomes:
+        reasons.update(reason for _, reason in outcome.refused)
+    assert "layer_norm.default cannot be compiled" in reasons
+    devkit.CHECKS["only_tagged_nodes_lowered"].run(backend)  # raises if it fails
 
 
-def test_spent_budgets_leave_a_program_for_each_check():
-    one = backend_under_test(backends.register_good, budget=1e-6, gate=100)
+def test_each_check_tries_a_program_even_without_a_budget():
+    backend = backend_under_test(backends.register_good, budget=1e-6, gate=100)
     ended = []
 
-    report = devkit.run_checks(one, ended=lambda result: ended.append(result.name))
+    report = devkit.run_checks(backend, ended=lambda result: ended.append(result.name))
 
     assert not failed_checks(report)
     assert ended == list(devkit.CHECKS)
@@ -56,33 +63,45 @@ def test_spent_budgets_leave_a_program_for_each_check():
     assert damaged["truncations"] + damaged["changed"] == 1
 
 
-def test_long_checks_report_their_progress(monkeypatch):
+@pytest.fixture
+def always_report(monkeypatch):
+    """Let a check report its progress after each program."""
     monkeypatch.setattr("delegraph_devkit.sweep.REPORT_SECONDS", 1e-6)
+
+
+def test_long_checks_report_their_progress(always_report):
     printed = []
-    one = backend_under_test(backends.register_good, tell=printed.append)
+    backend = backend_under_test(backends.register_good, tell=printed.append)
+
     # each process tries one program; none is left out or tried twice
-    assert len(one.rehearsal) == len(one.programs)
+    assert len(backend.rehearsal) == len(backend.programs)
     assert printed[0].startswith("process 1 of 1 has tried 1 programs, the last ")
 
 
-def test_long_checks_report_failures_when_found(monkeypatch):
-    monkeypatch.setattr("delegraph_devkit.sweep.REPORT_SECONDS", 1e-6)
+def test_long_checks_report_failures_when_found(always_report):
     printed = []
-    limits = []
-    one = backend_under_test(
-        backends.BAD["numerics"]["wrong_relu"], tell=printed.append
-    )
-    elsewhere = one.run_elsewhere
+    register = backends.BAD["numerics"]["wrong_relu"]
+    backend = backend_under_test(register, tell=printed.append)
 
-    def noting(*args, **kwargs):
-        limits.append(args[-1])
-        return elsewhere(*args, **kwargs)
-
-    monkeypatch.setattr(one, "run_elsewhere", noting)
-
-    wrong = [o.program for o in one.rehearsal if o.faults]
+    wrong = [outcome.program for outcome in backend.rehearsal if outcome.faults]
 
     assert wrong
-    reported = [text for text in printed if ": the results differ from eager" in text]
-    assert [text.partition(":")[0] for text in reported] == wrong
-    assert all(later == 2 * sooner for sooner, later in pairwise(limits))
+    reports = [text for text in printed if ": the results differ from eager" in text]
+    assert [text.partition(":")[0] for text in reports] == wrong
+
+
+def test_times_between_reports_double(always_report, monkeypatch):
+    backend = backend_under_test(backends.register_good)
+    run_elsewhere = backend.run_elsewhere
+    report_times = []
+
+    def record_report_time(*args, **kwargs):
+        report_times.append(args[-1])
+        return run_elsewhere(*args, **kwargs)
+
+    monkeypatch.setattr(backend, "run_elsewhere", record_report_time)
+    assert backend.rehearsal
+
+    assert len(report_times) > 1
+    for earlier, later in pairwise(report_times):
+        assert later == 2 * earlier

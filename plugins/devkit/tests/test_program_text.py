@@ -1,4 +1,4 @@
-"""The script of a failure repeats it."""
+"""The script that the kit prints for a failure repeats the failure."""
 
 import itertools
 import subprocess
@@ -14,6 +14,17 @@ from torch.utils import _pytree as pytree
 from .support.kit import failure_of
 
 
+def output_of_script(name, check, folder):
+    """Run the script of a failed check in a new process, and return its output."""
+    script = folder / "again.py"
+    script.write_text(failure_of(name, check).script)
+    completed = subprocess.run(
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True
+    )
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "check", "shows"),
     [
@@ -27,47 +38,42 @@ from .support.kit import failure_of
     ],
 )
 def test_failures_come_with_a_script_that_repeats_them(name, check, shows, tmp_path):
-    script = tmp_path / "again.py"
-    script.write_text(failure_of(name, check).script)
-    completed = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert completed.returncode == 0, completed.stderr
-    assert shows in completed.stdout, completed.stdout
+    assert shows in output_of_script(name, check, tmp_path)
 
 
 @pytest.mark.slow
 def test_different_blobs_come_with_a_script_that_compiles_twice(tmp_path):
-    script = tmp_path / "again.py"
-    script.write_text(failure_of("counter", "deterministic").script)
-    completed = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    first, second = completed.stdout.splitlines()
+    first, second = output_of_script("counter", "deterministic", tmp_path).splitlines()
+
     assert first != second
 
 
+def returns_sparse_tensor(module, inputs):
+    results = pytree.tree_leaves(module(*inputs))
+    return any(getattr(result, "is_sparse", False) for result in results)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_listings_of_operators_do_not_need_opinfo(tmp_path):
-    """The listing has calls of operators and all tensors, with their strides."""
-    seen = 0
+def test_listings_of_operators_run_without_opinfo():
+    """A listing has the operators' calls, and all tensors with their strides."""
+    compared = 0
     for program in itertools.islice(operator_programs(), 0, 60, 4):
-        scope = {}
         text = listing(program)
         module, inputs = program.make(3)
-        results = pytree.tree_leaves(module(*inputs))
-        if text.startswith("# ") or any(
-            getattr(r, "is_sparse", False) for r in results
-        ):
+        is_only_a_comment = text.startswith("# ")
+        if is_only_a_comment or returns_sparse_tensor(module, inputs):
             continue
-        exec(text, scope)
-        found = Verification.of(scope["model"](*scope["inputs"]), module(*inputs))
-        assert is_random(program.exported[0]) or found.relative_error == 0, text
-        assert [i.stride() for i in scope["inputs"]] == [i.stride() for i in inputs]
+
+        names = {}
+        exec(text, names)
+        results = names["model"](*names["inputs"])
+
+        verification = Verification.of(results, module(*inputs))
+        is_equal = verification.relative_error == 0
+        assert is_equal or is_random(program.exported[0]), text
+        assert [tensor.stride() for tensor in names["inputs"]] == [
+            tensor.stride() for tensor in inputs
+        ]
         assert "opinfo" not in text
-        seen += 1
-    assert seen > 8
+        compared += 1
+    assert compared > 8

@@ -1,4 +1,4 @@
-"""The fixtures in the tests of a backend, run in a new process."""
+"""The kit's pytest plugin gives fixtures to the tests of a backend."""
 
 import subprocess
 import sys
@@ -10,22 +10,25 @@ import pytest
 import torch
 
 
-def test_agrees(verify):
-    assert verify(torch.nn.Softmax(0), torch.ones(3), delegates=0).report.host_operators
+def test_verify(verify):
+    lowered = verify(torch.nn.Softmax(0), torch.ones(3), delegates=0)
+    assert lowered.report.host_operators
 
 
-def test_too_little(verify):
+def test_too_few_delegates(verify):
     with pytest.raises(AssertionError, match="left to the host"):
         verify(torch.nn.Softmax(0), torch.ones(3), delegates=9)
 
 
-def test_samples(lower, delegraph_program):
+def test_programs_of_the_kit(lower, delegraph_program):
     module, inputs = delegraph_program.make(2)
     assert lower(module, *inputs).report
 """
+"""The tests of a backend, which use the fixtures."""
 
 
 def run_pytest(folder, *arguments):
+    """Run ``TESTS`` in a new process."""
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(textwrap.dedent(TESTS))
     command = [
@@ -53,8 +56,9 @@ def test_fixtures_and_programs_of_the_kit_work(tmp_path):
         "--delegraph-backend",
         "compiler-demo",
         "-k",
-        "agrees or little or mlp",
+        "verify or few or mlp",  # mlp is a program of the kit
     )
+
     assert completed.returncode == 0, completed.stdout
     assert " passed" in completed.stdout
     assert "failed" not in completed.stdout
@@ -62,12 +66,16 @@ def test_fixtures_and_programs_of_the_kit_work(tmp_path):
 
 def test_tests_without_a_backend_name_fail_with_the_remedy(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    completed = run_pytest(tmp_path, "-k", "agrees")
+
+    completed = run_pytest(tmp_path, "-k", "verify")
+
     assert completed.returncode == 1
     assert "no backend is named: write delegraph_backend = NAME" in completed.stdout
 
 
 def test_unknown_backends_in_the_configuration_are_an_error(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\ndelegraph_backend = no-such-one\n")
-    completed = run_pytest(tmp_path, "-k", "agrees")
+
+    completed = run_pytest(tmp_path, "-k", "verify")
+
     assert "Backend no-such-one was not found" in completed.stdout

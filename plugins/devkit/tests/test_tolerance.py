@@ -1,4 +1,4 @@
-"""Rounding errors that the conformance kit accepts if large numbers cancel."""
+"""The kit accepts large relative errors if large numbers cancel, and no others."""
 
 from types import SimpleNamespace
 
@@ -12,11 +12,12 @@ from delegraph_devkit.trial import compare_with_eager
 
 
 class Cancelling(torch.nn.Module):
-    """The mean after a normalization, which is 0 up to rounding, and a sum."""
+    """Returns a mean that is 0 up to rounding errors, a sum, and integers."""
 
     def forward(self, x, flags):
-        kept = torch.nn.functional.layer_norm(x.tanh(), [4])
-        return ((x + kept) - x).mean(2), x.sum() + flags.sum(), flags
+        normalized = torch.nn.functional.layer_norm(x.tanh(), [4])
+        mean = ((x + normalized) - x).mean(2)
+        return mean, x.sum() + flags.sum(), flags
 
 
 INPUTS = (
@@ -31,7 +32,7 @@ def exported():
 
 
 def attempt_with_errors(exported, *errors):
-    """Return an attempt with the results of eager and an error added to each."""
+    """Return an attempt whose results are those of eager plus these errors."""
     expected = exported.module()(*INPUTS)
     results = [value + error for value, error in zip(expected, errors, strict=True)]
     verification = Verification.of(results, expected)
@@ -41,31 +42,40 @@ def attempt_with_errors(exported, *errors):
 
 
 TESTED = SimpleNamespace(tolerance=1e-4, where=None)
+"""The backend under test, as far as the comparison needs it."""
 
 
 def test_rounding_errors_are_measured_for_each_output(exported):
-    cancelled, total, flags = rounding_errors(exported, INPUTS)
-    assert 1e-9 < cancelled < 1e-6
+    mean, total, flags = rounding_errors(exported, INPUTS)
+
+    assert 1e-9 < mean < 1e-6
     assert 0 < total < 1e-5
     assert flags == 0
 
 
 def test_rounding_errors_are_no_fault(exported):
-    one = attempt_with_errors(exported, 1e-7, 0, 0)
-    assert one.lowered.verify().relative_error > 0.1
-    assert compare_with_eager(one, TESTED) == (0.0, None)
+    attempt = attempt_with_errors(exported, 1e-7, 0, 0)
+    assert attempt.lowered.verify().relative_error > 0.1
+
+    assert compare_with_eager(attempt, TESTED) == (0.0, None)
 
 
 @pytest.mark.parametrize(
     "errors", [(1e-4, 0, 0), (0, 1e-2, 0), (1e-7, 0, 1), (float("nan"), 0, 0)]
 )
 def test_larger_errors_are_a_fault(exported, errors):
-    _, fault = compare_with_eager(attempt_with_errors(exported, *errors), TESTED)
+    attempt = attempt_with_errors(exported, *errors)
+
+    _, fault = compare_with_eager(attempt, TESTED)
+
     assert "the results differ from eager by more than 0.0001" in fault.text
 
 
 def test_state_does_not_count_as_rounding_error():
-    """Runs that share a state differ by whole numbers, and would excuse any result."""
+    """The state of one run must not change the results of the next run.
+
+    Such a change would be taken for a rounding error, and excuse any result.
+    """
 
     class Counting(torch.nn.Module):
         def __init__(self):
@@ -77,5 +87,8 @@ def test_state_does_not_count_as_rounding_error():
             return x + self.total
 
     x = torch.ones(3)
-    [moved] = rounding_errors(torch.export.export(Counting(), (x,)), (x,))
-    assert moved < 1e-5
+    program = torch.export.export(Counting(), (x,))
+
+    [error] = rounding_errors(program, (x,))
+
+    assert error < 1e-5

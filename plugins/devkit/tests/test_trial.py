@@ -1,4 +1,4 @@
-"""The causes of differences from eager PyTorch."""
+"""The kit finds out whether the backend or torch causes a difference from eager."""
 
 from delegraph_devkit.opinfo import operator_programs
 from delegraph_devkit.trial import blame_others, compare_with_eager
@@ -8,13 +8,15 @@ from .support.kit import backend_under_test
 
 
 def test_a_fault_of_torch_is_no_fault_of_the_backend():
-    """An exported masked_select asserts a wrong size: its input is broadcast."""
-    one = backend_under_test(backends.register_good, operators=("masked_select",))
-    programs = {p.name: p for p in operator_programs(("masked_select",))}
-    tried = one.attempt(programs["masked_select, float32, sample 3"])
+    """The exported masked_select asserts a wrong size if its input is broadcast."""
+    backend = backend_under_test(backends.register_good, operators=("masked_select",))
+    programs = {
+        program.name: program for program in operator_programs(("masked_select",))
+    }
+    attempt = backend.attempt(programs["masked_select, float32, sample 3"])
 
-    _, fault = compare_with_eager(tried, one)
-    cause = blame_others(tried, one)
+    _, fault = compare_with_eager(attempt, backend)
+    cause = blame_others(attempt, backend)
 
     assert "Runtime assertion failed" in fault.text
     assert cause.startswith("torch: the exported program raises RuntimeError")
