@@ -65,22 +65,24 @@ class BridgedBackend(BackendDetails, abstract=True):
             )
         edge = cls._edge_program(edge_program)
         specs = _specs(compile_specs)
-        # Their passes draw random example inputs: keep the user's random state.
+        # ExecuTorch's passes draw random example inputs: keep the user's random state.
         with quietly(), torch.random.fork_rng(devices=()):
             result = cls.theirs.preprocess(edge, specs)
         return cls._translate(edge_program, result)
 
     @classmethod
     def _edge_program(cls, program: ExportedProgram) -> ExportedProgram:
-        """Return a partition's program in edge dialect, prepared for ``theirs``."""
-        return cls.prepare(cut_partition(program) or to_edge_dialect(program))
+        """Return a partition's program in edge dialect, after ``prepare``."""
+        edge = cut_partition(program)
+        if edge is None:
+            edge = to_edge_dialect(program)
+        return cls.prepare(edge)
 
     @classmethod
     def _translate(cls, program: ExportedProgram, result: Any) -> PreprocessResult:
         """Convert the result of ``theirs`` to delegraph's class, and check the blob.
 
-        Debug handles that no call of ``program`` has are left out: their passes added
-        them.
+        Debug handles that ExecuTorch's passes added are left out: ``program`` lacks them.
         """
         processed = getattr(result, "processed_bytes", None)
         if not isinstance(processed, (bytes, bytearray, memoryview)):
@@ -96,9 +98,9 @@ class BridgedBackend(BackendDetails, abstract=True):
         }
         their_map = result.debug_handle_map
         if not their_map and cls.cached:
-            # A blob without a map, such as XNNPACK's, has the program's handles inside.
-            # A cached blob may be used for a program with other handles, so the map
-            # must list them.
+            # A blob without a map, such as XNNPACK's, contains the handles of
+            # ``program``. The map must list them: the cache may reuse the blob for an
+            # equal program with other handles.
             their_map = {handle: handle for handle in known}
         handles: dict[Any, tuple[int, ...]] = {}
         for identifier, listed in (their_map or {}).items():
@@ -136,12 +138,14 @@ class JointlyBridgedBackend(BridgedBackend, abstract=True):
         specs = {}
         for method, specs_of_method in compile_specs.items():
             specs[method] = [_specs(each) for each in specs_of_method]
+        # ExecuTorch's passes draw random example inputs: keep the user's random state.
         with quietly(), torch.random.fork_rng(devices=()):
             results = cls.theirs.preprocess_multimethod(programs, specs)
         translated: dict[str, list[PreprocessResult]] = {}
         for method, listed in edge_programs.items():
-            pairs = zip(listed, results[method], strict=True)
-            translated[method] = [cls._translate(p, result) for p, result in pairs]
+            translated[method] = []
+            for program, result in zip(listed, results[method], strict=True):
+                translated[method].append(cls._translate(program, result))
         return translated
 
 
@@ -157,6 +161,7 @@ def _named_data(output: Any) -> NamedDataStore:
     store = NamedDataStore()
     if output is None:
         return store
+    # Data without a tag stays in the program file.
     for tag, entries in [(None, output.pte_data), *output.external_data.items()]:
         for key, entry in entries.items():
             content = bytes(output.buffers[entry.buffer_index])

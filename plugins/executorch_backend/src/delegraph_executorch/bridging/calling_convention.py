@@ -53,15 +53,17 @@ def add_convention(
 
     If a size has no upper bound, nothing is added: no runtime could plan memory for it.
     """
-    specs = zip(
-        program.graph_signature.output_specs, output_values(program), strict=True
-    )
-    returned = [value for spec, value in specs if spec.kind not in MUTATIONS]
+    returned = []
+    specs = program.graph_signature.output_specs
+    for spec, value in zip(specs, output_values(program), strict=True):
+        if spec.kind not in MUTATIONS:
+            returned.append(value)
     try:
         convention = Convention(
             _values(user_inputs(program), program), _values(returned, program)
         )
     except Unsupported:
+        # a size has no upper bound
         return
     store.add_named_data(
         convention_key(backend_id, blob),
@@ -74,9 +76,9 @@ def convention_in_file(
 ) -> dict[str, bytes]:
     """Return the calling convention of a blob in a program file, as named data.
 
-    ``values`` are the file's values that a call of the blob has as arguments. The last
-    ``output_count`` of them are results. If a tensor is not in C order, the result is
-    empty: the program that runs a single blob needs C order.
+    ``values`` are the records of the inputs, then of the ``output_count`` outputs. If a
+    tensor is not in C order, the result is empty: the program that runs a single blob
+    needs C order.
     """
     for value in values:
         if isinstance(value, Tensor):
@@ -90,9 +92,9 @@ def convention_in_file(
 
 
 def _value_in_file(value: Any) -> Value:
-    """Describe an argument of a call by its record in a program file."""
+    """Convert the record of a value in a program file."""
     if not isinstance(value, Tensor):
-        return Value(None)
+        return Value(dtype=None)
     return Value(
         TORCH_NAMES[ScalarType(value.scalar_type)],
         value.sizes,
@@ -111,8 +113,8 @@ def convention_of(
     if content is None:
         text = f"this blob of {backend_id} has no calling convention"
         hint = (
-            "give all dynamic sizes an upper bound, torch.export.Dim(..., max=...); run"
-            " blobs that other tools compiled in their own .pte"
+            "give all dynamic sizes an upper bound, torch.export.Dim(..., max=...); if"
+            " another tool compiled the blob, run the whole .pte of that tool"
         )
         raise NoRuntime("no-runtime", text, hint=hint)
     try:
@@ -130,10 +132,10 @@ def _values(nodes: Sequence[Any], program: ExportedProgram) -> tuple[Value, ...]
 
 
 def _value_of(node: Any, program: ExportedProgram) -> Value:
-    """Describe an input or output of a program: a node or a constant."""
+    """Describe an input or output of a program: a node or a constant number."""
     val = node.meta.get("val") if isinstance(node, Node) else node
     if not isinstance(val, torch.Tensor):
-        return Value(None)
+        return Value(dtype=None)
     sizes, varies = upper_bounds(val.shape, program.range_constraints, node)
     return Value(str(val.dtype).removeprefix("torch."), sizes, varies)
 

@@ -9,7 +9,7 @@ from delegraph.runtime import BlobHeader, Compatibility
 
 from ..wheel import stock_runtime, version_of
 
-_COMPILED_BY = re.compile(r"executorch (\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?")
+_EXECUTORCH_VERSION = re.compile(r"executorch (\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?")
 _XNNPACK = {b"XN00", b"XN01"}
 """Identifiers of XNNPACK's graphs that ExecuTorch 1.5 reads."""
 
@@ -19,9 +19,9 @@ def compare_with_stock_runtime(
 ) -> Compatibility | None:
     """Compare a blob with the runtime of the wheel ``executorch`` that is installed.
 
-    The result is "cannot" if the runtime lacks the backend, or if the blob is no graph
-    of XNNPACK. It is "rebuild" if a newer ExecuTorch compiled the blob, or one of an
-    older major version. It is None if the file does not name the version.
+    The result is "cannot" if the runtime lacks the device or the backend, or if a blob
+    for XNNPACK does not begin like a graph. It is "rebuild" if ExecuTorch was newer when it compiled the
+    blob, or had an older major version. It is None if the blob's version is unknown.
     """
     if device not in (None, "cpu"):
         why = f"ExecuTorch's runtime here computes on the cpu; it has no device {device!r}"
@@ -45,19 +45,23 @@ def compare_with_stock_runtime(
 
 
 def _compare_versions(fingerprint: str) -> Compatibility | None:
-    """Compare the version of ExecuTorch in a blob's fingerprint with the one here."""
+    """Compare ExecuTorch's version in a blob's fingerprint with the installed one.
+
+    Return None if one of these versions is unknown.
+    """
     here = version_of("executorch")
-    theirs = _COMPILED_BY.match(fingerprint)
-    ours = _COMPILED_BY.match(f"executorch {here}")
-    if theirs is None or ours is None:
+    compiler_match = _EXECUTORCH_VERSION.match(fingerprint)
+    runtime_match = _EXECUTORCH_VERSION.match(f"executorch {here}")
+    if compiler_match is None or runtime_match is None:
         return None
-    compiled = [int(number or 0) for number in theirs.groups()]
-    runs = [int(number or 0) for number in ours.groups()]
-    text = f"compiled by {theirs.group()}, and the runtime here is {here}"
-    if compiled > runs:
+    # the third number may be missing
+    compiler = [int(number or 0) for number in compiler_match.groups()]
+    runtime = [int(number or 0) for number in runtime_match.groups()]
+    text = f"compiled by {compiler_match.group()}, and the runtime here is {here}"
+    if compiler > runtime:
         why = f"{text}: ExecuTorch promises to read older files, not newer ones"
         return Compatibility("rebuild", why)
-    if compiled[0] < runs[0]:
+    if compiler[0] < runtime[0]:
         why = f"{text}: support for older files ends with a later release"
         return Compatibility("rebuild", why)
     return Compatibility("runs", text)
@@ -68,9 +72,11 @@ def _why_no_graph(blob: bytes) -> str | None:
 
     ``blob`` may be only the first bytes of the blob.
     """
-    # In front of the graph there may be a header, XH00. It has the graph's offset at
-    # byte 10. The graph has its identifier at byte 4.
-    start = int.from_bytes(blob[10:14], "little") if blob[4:8] == b"XH00" else 0
+    start = 0
+    if blob[4:8] == b"XH00":
+        # A header is in front of the graph. Its bytes 10 to 13 are the graph's offset.
+        start = int.from_bytes(blob[10:14], "little")
+    # Bytes 4 to 7 of a flatbuffer are its identifier.
     identifier = blob[start + 4 : start + 8]
     is_beyond_first_bytes = start > 0 and start + 8 > len(blob)
     if identifier in _XNNPACK or is_beyond_first_bytes:

@@ -46,8 +46,8 @@ def separate_constants(edge: ExportedProgram) -> ExportedProgram:
     """
     calls = [node for node in edge.graph.nodes if _name(node) in _LAYERS]
     if not any(_name(node) in (_NORM, "aten.convolution.default") for node in calls):
-        # The passes compute constants only for these, and for layers before a batch
-        # norm.
+        # The passes compute no constants: they do so only for convolutions, for batch
+        # norms, and for layers before a batch norm.
         return edge
     constants = _Constants(edge)
     for node in calls:
@@ -84,7 +84,7 @@ def _separate_dequantize(layer: Node, dequantize: Node, constants: _Constants) -
 
 
 def _add_missing(norm: Node, constants: _Constants) -> None:
-    """Let a batch norm without weight or bias have ones as weight, zeros as bias."""
+    """Add ones as a missing weight of a batch norm, and zeros as a missing bias."""
     variance: Any = norm.args[_VARIANCE]
     if not constants.has(variance):
         return
@@ -122,9 +122,9 @@ class _Constants:
     def claim(self, node: Node) -> Node:
         """Return the placeholder that a layer must use instead of ``node``.
 
-        It is ``node`` for the first layer, and a copy with a new name for others. Passes
-        name new constants after the target, with ``_`` for each dot.
+        It is ``node`` for the first layer, and a copy with a new name for others.
         """
+        # ExecuTorch's passes also replace dots when they name new constants.
         name = str(self._spec_of[node.name].target).replace(".", "_")
         if name in self._claimed:
             return self.add(node, self.tensor(node))

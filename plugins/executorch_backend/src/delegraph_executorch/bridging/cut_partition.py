@@ -48,9 +48,10 @@ class Converted:
         self._recorded = {n.name: n.meta.get("val") for n in program.graph.nodes}
 
     def part(self, program: ExportedProgram) -> ExportedProgram | None:
-        """Return a partition's program in edge dialect; None if it has to be converted.
+        """Return a partition's program in edge dialect, cut out of ``edge``.
 
-        ``program`` is that of the partition before the conversion.
+        ``program`` is the partition's program in core ATen. Return None if the partition
+        writes a tensor, or if ``edge`` lacks one of its values.
         """
         calls = calls_of(program)
         output_specs = program.graph_signature.output_specs
@@ -70,7 +71,7 @@ class Converted:
         graph = Graph(owning_module=self.edge.graph_module)
         copies: dict[Node, Node] = {}
         inputs: list[InputSpec] = []
-        # constants that the conversion made have no placeholder in ``program``
+        # Constants that the conversion made have no placeholder in ``program``.
         new_constants = [value for value in needed if value not in outer]
         new_constants.sort(key=self._position.__getitem__)
         for value in new_constants:
@@ -87,10 +88,13 @@ class Converted:
             copies[piece] = copy_node(graph, piece, copies.__getitem__)
         for copy in copies.values():
             copy.meta.pop("delegation_tag", None)
-        results = [
-            copies[self._pieces[v.name][-1]] if isinstance(v, Node) else v
-            for v in output_values(program)
-        ]
+        results: list[Any] = []
+        for value in output_values(program):
+            if isinstance(value, Node):
+                # the last piece of a call computes its result
+                results.append(copies[self._pieces[value.name][-1]])
+            else:
+                results.append(value)
         part = finish_program(graph, inputs, output_specs, results, self.edge)
         part._verifiers = self.edge._verifiers
         return part
@@ -110,16 +114,17 @@ class Converted:
     ) -> list[Node] | None:
         """Return the node of ``edge`` for each placeholder of a partition's program.
 
-        Return None if one is uncertain. ``needed`` are the nodes of ``edge`` that the
-        partition reads from outside. A call may have been decomposed and composed again
-        since the conversion, so one value may have another name. It is found as the
-        only input that no placeholder has.
+        ``needed`` are the nodes of ``edge`` that the partition reads from outside. Since
+        the conversion, lowering may have renamed one value. Then one placeholder and one
+        input in ``needed`` are left over, and belong together. Return None if others are
+        left over, or if these two differ in type.
         """
         found: dict[Node, Node | None] = {}
         for node, spec in placeholders(program):
             value = self._placeholders.get(node.name)
             if value is None and spec.kind is InputKind.USER_INPUT:
-                # the placeholder is the result of a call outside of the partition
+                # The placeholder is the result of a call outside of the partition. The
+                # last piece of that call computes the result.
                 value = self._pieces.get(node.name, [None])[-1]
             if self._recorded.get(node.name) is not node.meta.get("val"):
                 value = None
@@ -139,7 +144,7 @@ class Converted:
         return [value for value in found.values() if value is not None]
 
     def _is_input(self, value: Node) -> bool:
-        """Return whether a partition gets ``value`` with each call: it is no constant."""
+        """Return whether ``value`` is an input or the result of a call, not a constant."""
         return (
             value not in self._specs or self._specs[value].kind is InputKind.USER_INPUT
         )

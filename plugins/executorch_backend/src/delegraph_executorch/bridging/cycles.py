@@ -28,6 +28,7 @@ def split_cycles(calls: Sequence[Node], tags: Mapping[Node, str | None]) -> Spli
     """
     split = dict(tags)
     original_tag = {tag: tag for tag in tags.values() if tag is not None}
+    # Each round splits the partitions of one cycle.
     on_cycle = _tags_on_a_cycle(calls, split)
     tag: str | None
     while on_cycle:
@@ -40,7 +41,7 @@ def split_cycles(calls: Sequence[Node], tags: Mapping[Node, str | None]) -> Spli
             if tag is None or tag not in on_cycle:
                 continue
             part_number = levels_of_tag[tag].index(levels[node])
-            # the first part keeps the tag
+            # part 0 keeps the tag
             if part_number > 0:
                 new_tag = f"{tag}.{part_number}"
                 split[node] = new_tag
@@ -57,12 +58,17 @@ def _tags_on_a_cycle(
     sorter: TopologicalSorter[Any] = TopologicalSorter()
     for node in calls:
         unit = tags[node] or node
-        needed = (tags[i] or i for i in node.all_input_nodes if i in tags)
-        sorter.add(unit, *(other for other in needed if other != unit))
+        sorter.add(unit)
+        for source in node.all_input_nodes:
+            if source not in tags:
+                continue  # a placeholder
+            source_unit = tags[source] or source
+            if source_unit != unit:
+                sorter.add(unit, source_unit)
     try:
         sorter.prepare()
     except CycleError as e:
-        # Argument 1 of the error is the cycle.
+        # The error's arguments are a text and the list of units on the cycle.
         return {unit for unit in e.args[1] if isinstance(unit, str)}
     return set()
 
@@ -70,12 +76,11 @@ def _tags_on_a_cycle(
 def _levels(
     calls: Sequence[Node], tags: Mapping[Node, str | None], split: Collection[str]
 ) -> dict[Node, int]:
-    """Return the level of each call: how often a path to it leaves a partition, at most.
+    """Return the level of each call: the most partitions that a path to it leaves.
 
-    Only partitions in ``split`` count. A path that leaves a partition continues at a
-    higher level. So the calls of one level can run together, before those of the next.
-    A call that only its own partition uses, such as the dequantize of a weight, gets
-    the lowest level of its users to stay with them.
+    Only partitions in ``split`` count. All calls of a partition with one level can run
+    together, before those of the next level. A call that only its own partition uses,
+    such as the dequantize of a weight, gets the lowest level of its users.
     """
     level: dict[Node, int] = {}
     for node in calls:

@@ -37,8 +37,8 @@ def bridge(
 
     ``backend`` is a ``BackendDetails`` class. ``partitioner`` is a ``Partitioner``
     class, or a function that makes one. It is called with the options of the backend.
-    The parts are classes of the calling module, so that a
-    plugin's targets can name them::
+    The three returned classes name the calling module as theirs, so that a plugin's
+    targets can name them::
 
     AcmeBackend, AcmePartitioner, AcmeRuntime = bridge(acme.AcmeBackend,
         acme.AcmePartitioner)

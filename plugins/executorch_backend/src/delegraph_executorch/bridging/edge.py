@@ -42,7 +42,8 @@ ExecuTorch's partitioner adds these entries, and ``preprocess`` of its backend r
 def stand_in(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
     """Stand for a call that ExecuTorch does not support.
 
-    The result has the type and shape of ``like``, and depends on ``after``.
+    The result has the type and shape of ``like``. ``after`` are the inputs of the call,
+    so the order of calls remains.
     """
     raise NotImplementedError(
         "this operator stands in for another one in the graph, and cannot be run"
@@ -59,10 +60,9 @@ def to_edge_dialect(
 ) -> ExportedProgram:
     """Return a copy of a core ATen program in edge dialect, with contiguous tensors.
 
-    Tensors in a program file are contiguous, so blobs must be compiled for that.
-    Weights that are contiguous already are shared. Calls in ``hidden``, delegates,
-    branches and loops are hidden: a stand-in replaces each, and no backend takes it. A
-    stand-in has the same inputs and results, so all dependencies remain.
+    Tensors in a program file are contiguous, so blobs must be compiled for contiguous
+    tensors. The copy shares contiguous weights with ``program``. A ``stand_in``, which
+    no backend takes, replaces each call in ``hidden``, delegate, branch and loop.
     """
     from executorch.exir import EdgeCompileConfig
     from executorch.exir.program._program import _generate_edge_program
@@ -77,9 +77,10 @@ def to_edge_dialect(
         handle = metas[name].get("debug_handle")
         marks = metas[name].get(MARKS, ())
         if handle is not None:
-            # The conversion replaced the debug handles by its own.
+            # The conversion gave the pieces other debug handles: restore the original.
             for piece in pieces:
                 piece.meta["debug_handle"] = handle
+        # A call without marks has an empty list.
         for piece, mark in zip(pieces, marks, strict=False):
             piece.meta.update(mark)
     return edge
@@ -88,8 +89,8 @@ def to_edge_dialect(
 def _forget_pending_sizes(program: ExportedProgram) -> None:
     """Clear data-dependent sizes that an earlier trace left unbound.
 
-    Otherwise torch reports them as an error of the next call, in any part of the
-    program: all parts have one shape environment.
+    Otherwise torch raises an error for them in the next call that it traces. All parts
+    of a program share one shape environment, so that call may be in any part.
     """
     values = (node.meta.get("val") for node in program.graph.nodes)
     modes = {value.fake_mode for value in values if isinstance(value, FakeTensor)}
@@ -134,7 +135,7 @@ def pieces_of(edge: ExportedProgram) -> dict[str, list[Node]]:
 
 
 def _with_unpacking(calls: Sequence[Node], hidden: Collection[Node]) -> set[Node]:
-    """Return ``hidden``, opaque calls, and the ``getitem`` calls on results of these."""
+    """Return the calls in ``hidden``, opaque calls, and ``getitem`` calls on their results."""
     found: set[Node] = set()
     for node in calls:
         if (
@@ -158,8 +159,9 @@ _PRODUCTS = (
 def _is_product_by_weight(node: Node) -> bool:
     """Return whether a product's right operand is a weight itself, not its transpose.
 
-    If the meta of a product names ``linear``, XNNPACK assumes a transposed weight, and
-    transposes it back. If lowering already computed the transpose, that is wrong.
+    If the meta of a product names ``linear`` as its origin, XNNPACK transposes the
+    weight back. That is wrong if lowering computed the transpose already, so ``_copy``
+    drops the origin of such products.
     """
     right: Any = node.args[-1] if node.target in _PRODUCTS else None
     return isinstance(right, Node) and right.op == "placeholder"
@@ -195,7 +197,7 @@ class _Copy:
             self.inputs.append(
                 InputSpec(kind, argument_of(self.env[node]), spec.target, persistent)
             )
-        # inputs come before calls
+        # Add all inputs before the first call: a graph needs its placeholders first.
         for node in calls:
             val = node.meta.get("val")
             if node in self.hidden and not isinstance(val, (list, tuple, type(None))):
@@ -209,7 +211,8 @@ class _Copy:
     def _add_like_input(self, node: Node) -> None:
         """Add an input with the type and shape of a hidden call's result.
 
-        It represents the result, until ``_stand_in`` replaces it for tensors.
+        Tensors get a stand-in with this input as ``like``. For a number, the input itself
+        represents the result.
         """
         self.env[node] = new = self.graph.placeholder(f"like_{node.name}")
         new.meta = {"val": _contiguous(node.meta["val"])}
@@ -248,6 +251,7 @@ class _Copy:
         new.meta[ORIGIN] = node.name
         dropped = ["delegation_tag", MARKS]
         if _is_product_by_weight(node):
+            # the keys by which XNNPACK recognizes ``linear``
             dropped += ORIGIN_KEYS
         for key in dropped:
             new.meta.pop(key, None)
@@ -256,7 +260,7 @@ class _Copy:
     def _stand_in(self, node: Node) -> Node:
         """Append a stand-in for a result of a hidden call, and return it.
 
-        Before that, ``env`` has the input with the type of the result.
+        ``env`` must contain the ``like`` input of the result.
         """
         inputs = producer_of(node).all_input_nodes
         copies = [self.env[i] for i in inputs if i in self.env]
@@ -281,7 +285,10 @@ In edge dialect, its number becomes a tensor.
 
 
 def _has_equal_tensor_overload(node: Node) -> bool:
-    """Return whether the overload for a tensor computes the same floats."""
+    """Return whether the overload with a tensor in place of a number is equivalent.
+
+    It is if the tensor operand and the result are floats of one type.
+    """
     if node.target not in _WITH_TENSORS or len(node.args) != 2 or node.kwargs:
         return False
     if type(node.args[1]) not in (int, float):
@@ -337,7 +344,7 @@ def _has_no_copying_form(op: OpOverload) -> bool:
 
 
 def _contiguous(value: Any) -> Any:
-    """Return a tensor in C order, still a Parameter if it is one; others as they are."""
+    """Return a tensor in C order. Parameters stay Parameters, other values unchanged."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     if is_contiguous_or_false(value):
@@ -349,7 +356,7 @@ def _contiguous(value: Any) -> Any:
 
 
 def producer_of(node: Node) -> Node:
-    """Return the call that ``node`` takes a result of, or ``node`` itself."""
+    """Return ``node``, or the call from whose results its ``getitem`` calls select."""
     while node.target is operator.getitem:
         source = node.args[0]
         assert isinstance(source, Node)

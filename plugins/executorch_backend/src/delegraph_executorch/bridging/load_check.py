@@ -49,7 +49,7 @@ def has_runtime() -> bool:
 def check_loads(runtime: type[BridgedRuntime], result: PreprocessResult) -> None:
     """Raise NotLoadable if the runtime here cannot load ``result``.
 
-    Without a runtime, and for large results, nothing is checked.
+    Nothing is checked without a runtime, or for more named data than ``LARGEST`` bytes.
     """
     if not has_runtime():
         return
@@ -61,7 +61,7 @@ def check_loads(runtime: type[BridgedRuntime], result: PreprocessResult) -> None
         with _STDERR_LOCK, _logged(lines.append):
             runtime.load(join(result.processed_bytes), (), named_data)
     except NoRuntime:
-        # A blob without bounds on its sizes has no calling convention.
+        # A blob whose sizes have no bounds has no calling convention: skip the check.
         return
     except FormatError as e:
         causes = [line for line in lines if _CAUSE.search(line)]
@@ -83,7 +83,7 @@ def _named_data(result: PreprocessResult) -> dict[str, bytes]:
 
 @contextmanager
 def _logged(on_line: Callable[[str], None]) -> Iterator[None]:
-    """Pass the lines that ExecuTorch's runtime logs to ``on_line``; print other output.
+    """Pass log lines of ExecuTorch's runtime to ``on_line``, and print other output.
 
     The runtime writes to the file descriptor of stderr, which Python cannot intercept.
     """

@@ -77,9 +77,9 @@ class BridgedPartitioner(Partitioner):
     def fingerprint(self, exported_program: ExportedProgram) -> str | None:
         """Return the key under which answers are cached; None if they must not be.
 
-        It covers the versions of ExecuTorch and of this plugin, the options, and the
-        origin of matrix products: XNNPACK's partitioner checks whether a product was a
-        linear layer.
+        The key contains the versions of ExecuTorch and of this plugin, and the options.
+        It also has the origin of each matrix product: XNNPACK's partitioner checks
+        whether a product was a linear layer.
         """
         if not self.cached:
             return None
@@ -141,21 +141,23 @@ class BridgedPartitioner(Partitioner):
     ) -> _Tagging:
         """Run ``theirs`` until no call that it tags has to be refused.
 
-        ``reasons``: the calls that are hidden from it. Calls that are refused after a
-        run, or on which it fails, are added, and it runs again. Otherwise a partition
-        could contain calls before and after a refused call, and could not run.
+        ``reasons`` are the calls that are hidden from ``theirs``. After each run, this
+        method adds the calls to refuse, and the calls on which ``theirs`` failed.
+        Without another run, a partition could contain calls before and after a refused
+        call, and would depend on its own result.
         """
         attempts = _Attempts()
         while True:
             try:
                 result, keys_before = self._run_theirs(program, reasons)
+            except (DelegraphError, MemoryError):
+                raise
             except Exception as error:
-                if isinstance(error, (DelegraphError, MemoryError)):
-                    raise
                 offered = [n for n in calls if n not in reasons]
                 runs_without = partial(self._runs_without, program, frozenset(reasons))
                 failing = attempts.failing(offered, runs_without)
                 if not failing:
+                    # no attempts are left
                     raise
                 LOG.info("%s failed", type(self.theirs).__name__, exc_info=error)
                 reasons |= dict.fromkeys(failing, _why_failed(error))
@@ -178,6 +180,7 @@ class BridgedPartitioner(Partitioner):
         name = type(self.theirs).__name__
         found: dict[Node, str] = {}
         for node in calls:
+            # an untagged piece counts as a tag of its own
             if len(_tags(_pieces_of_call(node, pieces))) > 1:
                 found[node] = f"{name} takes only a part of it"
         for node in _clones_of_results(calls, tags):
@@ -205,12 +208,12 @@ class BridgedPartitioner(Partitioner):
     def _runs_without(
         self, program: ExportedProgram, hidden: Collection[Node], more: Collection[Node]
     ) -> bool:
-        """Return whether ``theirs`` raises no error without ``hidden`` and ``more``."""
+        """Return whether ``theirs`` succeeds if ``hidden`` and ``more`` are hidden."""
         try:
             self._run_theirs(program, {*hidden, *more})
-        except Exception as error:
-            if isinstance(error, (DelegraphError, MemoryError)):
-                raise
+        except (DelegraphError, MemoryError):
+            raise
+        except Exception:
             return False
         return True
 
@@ -219,7 +222,8 @@ class BridgedPartitioner(Partitioner):
     ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         """Return the operators that ``theirs`` wants whole, and its check of a call.
 
-        Operators that write or alias are left out: a functional program has none.
+        Operators that write an argument or return a view are left out: a functional
+        program has none.
         """
         operators, wanted = self.theirs.ops_to_not_decompose(ep)
         kept = [
@@ -236,7 +240,10 @@ class BridgedPartitioner(Partitioner):
         return changed
 
     def _delegation(self, tag: str, spec: Any) -> DelegationSpec:
-        """Return the delegation of a partition; ContractViolation for another backend."""
+        """Convert the delegation of a partition to delegraph's class.
+
+        Raises ContractViolation if it names another backend.
+        """
         if spec.backend_id != self.backend_id:
             text = (
                 f"{type(self.theirs).__name__} assigned the partition {tag} to the"
@@ -275,7 +282,7 @@ class BridgedPartitioner(Partitioner):
         if why is not None:
             return why
         values = [value.meta.get("val") for value in (*node.all_input_nodes, node)]
-        # a dictionary keeps the order
+        # A dictionary is a set that keeps its order.
         types: dict[str, None] = {}
         for leaf in pytree.tree_leaves(values):
             if isinstance(leaf, torch.Tensor):
@@ -307,14 +314,15 @@ class _Attempts:
     def failing(
         self, calls: Sequence[Node], works_without: Callable[[Sequence[Node]], bool]
     ) -> Sequence[Node]:
-        """Return a call, or a few, to hide; none if no attempts are left.
+        """Return the call to hide, or several if attempts run out while searching.
 
-        ``works_without`` returns whether there is no error without the given calls.
+        Return none if no attempts are left. ``works_without`` returns whether hiding the
+        given calls avoids the error.
         """
         if not self._left:
             return ()
-        # Bisect: there is no error with the first ``good`` calls only, and one with the
-        # first ``bad`` calls. The last of these causes it.
+        # Bisect: the first ``good`` calls alone raise no error, the first ``bad`` calls
+        # do. So one of ``calls[good:bad]`` causes the error.
         good = 0
         bad = len(calls)
         while bad - good > 1 and self._left:
@@ -340,9 +348,9 @@ def _tags_written_buffer(edge: ExportedProgram, program: ExportedProgram) -> boo
 def _untag_constants(edge: ExportedProgram, program: ExportedProgram) -> None:
     """Remove the tags of constants that ExecuTorch's partitioner did not tag in ``edge``.
 
-    The host then passes them with each call. XNNPACK stores only the weights of its
-    layers. It would store a scalar constant with one dimension, and its runtime then
-    refuses to return a scalar result.
+    The host passes untagged constants with each call. XNNPACK's partitioner tags only
+    weights of layers. If a blob contains a scalar constant, XNNPACK gives it one
+    dimension, and its runtime then refuses to return a scalar result.
     """
     tagged = {
         n.name
@@ -360,7 +368,7 @@ def _tags_of(
     """Return the tag of each call, or None.
 
     The conversion to edge dialect drops calls that change nothing, so they have no
-    pieces. If all neighbours of such a call are in one partition, it gets their tag. On
+    pieces. If all inputs and users of such a call have one tag, it gets this tag. On
     the host, it would make the partition depend on its own result.
     """
     tags: dict[Node, Any] = {}
@@ -378,10 +386,10 @@ def _tags_of(
 
 
 def _pieces_of_call(node: Node, pieces: Mapping[str, Sequence[Node]]) -> Sequence[Node]:
-    """Return the pieces of a call; those of its ``getitem`` calls if it has none itself.
+    """Return the pieces of a call, or else the pieces of its ``getitem`` calls.
 
     ExecuTorch's partitioner may replace a call with several results by one call for
-    each result.
+    each result. Then only the ``getitem`` calls have pieces.
     """
     if node.name in pieces or not isinstance(node.meta.get("val"), (list, tuple)):
         return pieces.get(node.name, ())
@@ -391,7 +399,7 @@ def _pieces_of_call(node: Node, pieces: Mapping[str, Sequence[Node]]) -> Sequenc
 def _clones_of_results(calls: Sequence[Node], tags: Mapping[Node, Any]) -> set[Node]:
     """Return the clones that would make a partition return one value twice.
 
-    Backends drop clones: the original and its clone are the same result.
+    Backends drop clones, so a clone and its original are one value.
     """
     clones: set[Node] = set()
     results: set[Node] = set()
@@ -399,6 +407,7 @@ def _clones_of_results(calls: Sequence[Node], tags: Mapping[Node, Any]) -> set[N
         tag = tags[node]
         if tag is None or all(tags.get(user) == tag for user in node.users):
             continue
+        # The partition returns ``node``.
         original: Any = node
         while original.target is aten.clone.default and (
             tags.get(original.args[0]) == tag
@@ -419,8 +428,8 @@ def _tags(pieces: Sequence[Node]) -> set[Any]:
 def _store_marks(node: Node, pieces: Sequence[Node], keys: Sequence[set[str]]) -> None:
     """Store the entries that ExecuTorch's partitioner added to the meta of the pieces.
 
-    XNNPACK's partitioner marks quantized calls by them. ``keys``: the keys of each
-    piece's meta before it ran.
+    XNNPACK's partitioner marks quantized calls by such entries. ``keys`` has the keys of
+    each piece's meta before the partitioner ran.
     """
     marks = []
     for piece, keys_before in zip(pieces, keys, strict=False):
@@ -431,7 +440,7 @@ def _store_marks(node: Node, pieces: Sequence[Node], keys: Sequence[set[str]]) -
 
 
 def _why_failed(error: Exception) -> str:
-    """Return the reason of a refusal: the class and the first line of an error."""
+    """Return a refusal's reason: the class and the first line of ExecuTorch's error."""
     reason = f"ExecuTorch fails on it: {type(error).__name__}"
     text = str(error).strip().partition("\n")[0]
     return f"{reason}: {text}" if text else reason
