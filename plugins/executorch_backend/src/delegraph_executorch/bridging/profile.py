@@ -104,20 +104,21 @@ def last_run(dump: bytes) -> list[Event]:
     Raises FormatError for a damaged dump.
     """
     found: list[Event] = []
-    # In a flatbuffer, the identifier ED00 is at byte 4. The runtime may write the size
-    # (4 bytes) in front of it.
+    # A flatbuffer has its identifier, ED00, at byte 4. If the runtime wrote the size in
+    # front of the flatbuffer, the identifier is at byte 8: skip the size.
     if dump[8:12] == b"ED00":
         dump = dump[4:]
     for run in root(dump, "ED00", "ETDump").each_table(1, "run_data"):
         if run.string(0, "name") != "Execute":
             continue
-        # forget earlier calls: the last "Execute" counts
+        # Forget earlier calls: the last "Execute" counts.
         found = []
+        # the time halfway through the program's call
         middle = None
         ran: list[tuple[str, int, int]] = []
         for each in run.each_table(3, "events"):
-            # fields of a profile event: 4 is a name for operators of a delegate, 6 and 7
-            # are start and end in nanoseconds
+            # Fields of a profile event: 0 is its name, 4 the name of a delegate's
+            # operator, 6 and 7 are the start and end in nanoseconds.
             event = each.table(0, "profile_event")
             if event is None:
                 continue
@@ -135,16 +136,18 @@ def last_run(dump: bytes) -> list[Event]:
 
 def nodes_of(blob: bytes) -> list[GraphNode]:
     """Return the nodes of XNNPACK's graph; FormatError for a damaged graph."""
-    # In front of the graph there may be a header, XH00. It has the graph's offset at
-    # byte 10.
-    start = int.from_bytes(blob[10:14], "little") if blob[4:8] == b"XH00" else 0
+    start = 0
+    if blob[4:8] == b"XH00":
+        # A header is in front of the graph. Its bytes 10 to 13 are the graph's offset.
+        start = int.from_bytes(blob[10:14], "little")
     graph = root(blob[start:], "XN01", "XNNPACK graph")
     kinds: list[str] = []
     kernels: list[Kernel] = []
-    # number of a value -> the position, as text, of the node that computes it
+    # number of a value -> the name of the kernel that computes it
     computed_in: dict[int, str] = {}
     for position, node in enumerate(graph.each_table(1, "xnodes")):
-        # field 0 is the kind of the union in field 1
+        # Field 1 has the fields of this kind of node, and field 0 the kind's number.
+        # Field 2 is the debug handle.
         number = node.scalar(0, "B")
         handle = node.scalar(2, "I")
         fields = node.table(1, "node")
@@ -161,7 +164,8 @@ def nodes_of(blob: bytes) -> list[GraphNode]:
         kernels.append(Kernel(str(position), handles, reads, is_move))
         kinds.append(_kind(kind))
         computed_in |= dict.fromkeys(_values(fields, (result,)), str(position))
-    # Add a kernel that reads each result, as no node does.
+    # Add a kernel without handles as reader of each result. ``computed_by`` then counts
+    # a transposition of a result for the node that computes the result.
     returned = [
         computed_in[value]
         for value in graph.numbers(5, "u4", "output_ids")
@@ -171,8 +175,9 @@ def nodes_of(blob: bytes) -> list[GraphNode]:
     owners = computed_by(kernels, ())
     nodes = []
     for position, kind in enumerate(kinds):
-        owner = next(iter(owners[str(position)] or ()), None)
-        nodes.append(GraphNode(kind, owner))
+        handles_of_node = owners[str(position)]
+        handle = handles_of_node[0] if handles_of_node else None
+        nodes.append(GraphNode(kind, handle))
     return nodes
 
 
@@ -188,12 +193,11 @@ def spent(
 ) -> Mapping[int | None, Mapping[str, Any]]:
     """Return the times of each node's operators, by its debug handle.
 
-    Times of operators that belong to no node are under None.
+    The key None has the times of operators that belong to no node.
 
-    ``middle``: the time halfway through the call, in seconds of
-    ``time.perf_counter()``. ETDump has another clock, so events count from the middle
-    of its recording. Both middles are taken for the same moment. So the intervals are
-    off by at most half of the difference between the two durations.
+    ``middle``: the time halfway through the call by ``time.perf_counter()``, in seconds.
+    ETDump has another clock, so the start of an event counts from the call's middle by
+    that clock. The intervals assume that the two middles are the same moment.
     """
     handles_of_kind = defaultdict(list)
     for kind, handle in nodes:
@@ -219,7 +223,8 @@ def spent(
 def _kind(name: str) -> str:
     """Return the common kind of an operator or node.
 
-    ``Convolution (NHWC, F32) IGEMM #1`` becomes ``convolution``, and then ``product``.
+    For ``Convolution (NHWC, F32) IGEMM #1``, the word is ``convolution``, and its kind
+    in ``_KIND`` is ``product``.
     """
     without_details = name.partition("(")[0].partition("#")[0]
     word = re.sub(r"[^a-z0-9]", "", without_details.lower())

@@ -43,9 +43,10 @@ def mark_quantized(edge: ExportedProgram) -> None:
 
 
 def computes_channels(node: Node) -> bool:
-    """Return whether a call converts computed values with a scale for each channel.
+    """Return whether a call is a quantize per channel of a value computed at run time.
 
-    Arm's partitioners take such a call alone, and its compiler fails on it.
+    A dequantize per channel that reads such a quantize counts, too. Arm's partitioners
+    may put such a call alone into a partition, on which Arm's compiler fails.
     """
     if "dequantize_per_channel" in str(node.target):
         node = node.all_input_nodes[0]
@@ -55,7 +56,8 @@ def computes_channels(node: Node) -> bool:
 def _calls_in_integers(edge: ExportedProgram) -> set[Node]:
     """Return the calls that compute only on dequantized and constant floats.
 
-    All their float results must be quantized. Other such calls may be between.
+    All their float results must be quantized. Several such calls may follow each other
+    without a quantize and dequantize in between.
     """
     calls = [n for n in calls_of(edge) if not _converts(n)]
     signature = edge.graph_signature
@@ -70,8 +72,7 @@ def _calls_in_integers(edge: ExportedProgram) -> set[Node]:
         if has_floats and _is_lowered_in_integers(node, constants):
             found.add(node)
     count_before = None
-    # Repeat until no call is removed: a removed call may have been between another
-    # call and its quantize or dequantize.
+    # Repeat until no call is removed: a call depends on its neighbours in ``found``.
     while count_before != len(found):
         count_before = len(found)
         for node in calls:
@@ -95,7 +96,8 @@ def _calls_in_integers(edge: ExportedProgram) -> set[Node]:
 def _is_lowered_in_integers(node: Node, constants: Collection[str]) -> bool:
     """Return whether Arm's passes can lower a call in integers.
 
-    They cannot compute a weight, or values with a scale for each channel, at run time.
+    The passes need constant weights, and constants as values with a scale for each
+    channel.
     """
     if any(
         "dequantize_per_channel" in str(v.target) and _is_computed(v, constants)
@@ -109,7 +111,7 @@ def _is_lowered_in_integers(node: Node, constants: Collection[str]) -> bool:
 
 
 def _is_computed(value: Node, constants: Collection[str]) -> bool:
-    """Return whether ``value`` is not constant; of a call, its first operand counts."""
+    """Return whether ``value``, or the first operand of its call, is not a constant."""
     source = value.all_input_nodes[0] if value.all_input_nodes else value
     return source.name not in constants
 
@@ -120,7 +122,7 @@ def _converts(node: Node) -> bool:
 
 
 def _is_float(node: Node) -> bool:
-    """Return whether a node is a float tensor, or several tensors with one of floats."""
+    """Return whether a node's value is, or contains, a tensor of floats."""
     value: Any = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)

@@ -94,8 +94,8 @@ class BridgedRuntime(BackendRuntime):
             raise FormatError("format-invalid", text) from e
 
         def call(*args: torch.Tensor | float) -> tuple[Any, ...]:
-            # The method does not keep its program alive. This reference does, as long
-            # as the function exists.
+            # The method does not keep its program alive. This use of ``program`` makes
+            # the function keep it.
             keep = program
             inputs = [_as_plain_tensor(a) for a in args]
             try:
@@ -165,9 +165,11 @@ class XnnpackBridgedRuntime(BridgedRuntime):
         def call(
             *args: torch.Tensor | float,
         ) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
-            # The program does not keep its bytes alive. This reference does.
+            # The program does not keep its bytes alive. This use of ``content`` makes the
+            # function keep them.
             keep = content
             inputs = []
+            # the time for converting each input
             borders: dict[Any, dict[str, Any]] = {}
             for position, arg in enumerate(args):
                 start = perf_counter()
@@ -209,15 +211,17 @@ def one_delegate_program(
     convention: Convention,
 ) -> bytes:
     """Return a ``.pte`` file with a method ``forward`` that calls one delegate."""
-    # the table of values: inputs, which have no memory of the program, then outputs
+    # The table of values has the inputs, then the outputs. The caller has the memory of
+    # the inputs; the outputs are in memory 1, since memory 0 is for constants.
     values = [_input(v) for v in convention.inputs]
     memory_size = 0
     for output in convention.outputs:
         values.append(_tensor(output, AllocationDetails.at(1, memory_size)))
-        # padded to a multiple of the alignment
-        memory_size += _nbytes(output) + -_nbytes(output) % ALIGNMENT
+        padding = -_nbytes(output) % ALIGNMENT
+        memory_size += _nbytes(output) + padding
     inputs = tuple(range(len(convention.inputs)))
     outputs = tuple(range(len(inputs), len(values)))
+    # Segment 0 is the blob; the named data follow from segment 1.
     reference = pte_tables.BackendDelegateDataReference(
         pte_tables.BlobLocation.SEGMENT, 0
     )
@@ -233,7 +237,6 @@ def one_delegate_program(
         delegates=(pte_tables.BackendDelegate(backend_id, reference, specs),),
         memory_sizes=(0, memory_size),
     )
-    # segment 0 is the blob
     program = pte_tables.Program(
         plans=(plan,),
         constant_segment=pte_tables.SubsegmentOffsets(0, (0,)),
@@ -252,7 +255,10 @@ def _input(value: Value) -> Tensor | Int:
 
 
 def _tensor(value: Value, allocation: AllocationDetails | None) -> Tensor:
-    """Return the entry of a tensor; NoRuntime if the value is a number."""
+    """Return a tensor's entry in the table of values.
+
+    Raises NoRuntime if the value is a number.
+    """
     if value.dtype is None:
         raise NoRuntime(
             "no-runtime",
@@ -269,6 +275,7 @@ def _tensor(value: Value, allocation: AllocationDetails | None) -> Tensor:
 
 
 def _nbytes(value: Value) -> int:
-    """Return the bytes of a tensor, of its largest size."""
-    dtype: torch.dtype = getattr(torch, value.dtype or "bool")
+    """Return the number of bytes of a tensor at its largest size."""
+    # ``_tensor`` has refused numbers, the values without a dtype.
+    dtype: torch.dtype = getattr(torch, str(value.dtype))
     return math.prod(value.sizes) * dtype.itemsize

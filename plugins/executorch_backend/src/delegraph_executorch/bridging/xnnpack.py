@@ -57,7 +57,7 @@ _WEIGHTS_AT = {
 def _why_scalar_with_number(node: Node) -> str | None:
     """Return why a call with a scalar result and a number as operand is refused, or None."""
     # XNNPACK stores a number among the operands as a constant with one dimension. The
-    # numbers of these two are no operands.
+    # numbers of select and squeeze are a dim or an index, and not stored.
     if node.target in (aten.select.int, aten.squeeze.dim):
         return None
     val = node.meta.get("val")
@@ -72,7 +72,8 @@ def _why_scalar_with_number(node: Node) -> str | None:
 
 def _why_packed_weight(node: Node, constants: Collection[Node]) -> str | None:
     """Return why a call cannot read a constant that another call packs, or None."""
-    # The call would read freed memory. ExecuTorch's own lowering has this fault, too.
+    # XNNPACK frees a constant after packing, so the call would read freed memory.
+    # ExecuTorch's own lowering has this fault, too.
     for value in node.all_input_nodes:
         if value not in constants or value in _weights(node):
             continue
@@ -130,13 +131,13 @@ def _users_through_layout(node: Node) -> list[Node]:
 
 
 def _qualified_name(node: Node) -> str:
-    """Return the operator of a call with its library; "" for other nodes."""
+    """Return a call's operator with its library, such as "aten.mm"; "" for other nodes."""
     packet = getattr(node.target, "overloadpacket", None)
     return "" if packet is None else str(packet)
 
 
 def _name(node: Node) -> str:
-    """Return the operator of a call without its library and overload."""
+    """Return a call's operator without its library, such as "mm"; "" for other nodes."""
     packet = getattr(node.target, "overloadpacket", None)
     return "" if packet is None else str(packet.__name__)
 
@@ -184,8 +185,8 @@ def _why_scaled_product(node: Node) -> str | None:
 
 def _why_resized_by_scale(node: Node) -> str | None:
     """Return why a resize by a scale factor is refused, or None."""
-    # XNNPACK gets the sizes only. Eager PyTorch uses the given scale factor, unless
-    # corners are aligned.
+    # XNNPACK computes the factor from the sizes. Eager PyTorch uses the given factor,
+    # unless corners are aligned.
     resizes = (aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default)
     if node.target not in resizes or _argument(node, "align_corners"):
         return None
@@ -199,6 +200,7 @@ def _why_resized_by_scale(node: Node) -> str | None:
     sizes = image.shape[2:]
     results = node.meta["val"].shape[2:]
     for size, factor, result in zip(sizes, factors, results, strict=True):
+        # A whole factor is the exact ratio of the sizes.
         if factor is None or float(factor).is_integer():
             continue
         if not isinstance(size, int) or size * factor != result:
@@ -237,8 +239,8 @@ _CONVOLUTIONS_ALONG_ONE_AXIS = {"conv1d", "conv_transpose1d", "convolution"}
 
 def _why_quantized_float_convolution(node: Node) -> str | None:
     """Return why the result of a float convolution cannot be quantized, or None."""
-    # The compiler turns a convolution along one axis into one of images, and assumes
-    # that it is quantized as its result is.
+    # The compiler turns a convolution along one axis into a convolution of images. If
+    # the result is quantized, it takes the whole convolution for quantized.
     if _name(node) != "quantize_per_tensor":
         return None
     convolution = node.args[0]
@@ -296,11 +298,11 @@ def _prepare(edge: ExportedProgram) -> ExportedProgram:
 
 
 def _unmark_conversions_at_borders(edge: ExportedProgram) -> None:
-    """Let a quantize or dequantize at the border of a partition be compiled by itself.
+    """Remove marks from the quantizes and dequantizes at the border of a partition.
 
-    The partitioner marks a quantize that is compiled as part of the call before it, and
-    a dequantize that is part of the call after it. If the partition was divided, that
-    call may be outside. Then the mark must go.
+    The partitioner marks a quantize to compile it as part of the call before it, and a
+    dequantize to compile it as part of the call after it. If the partition was divided,
+    the call before or after may be outside. Without a mark, the node is compiled alone.
     """
     for node in edge.graph.nodes:
         name = _name(node)
@@ -312,7 +314,7 @@ def _unmark_conversions_at_borders(edge: ExportedProgram) -> None:
             continue
         scale = node.args[1]
         if isinstance(scale, Node):
-            # calls with a scale computed at run time stay together
+            # The scale is computed at run time: such calls are never divided.
             continue
         if any(neighbour.op in ("placeholder", "output") for neighbour in neighbours):
             node.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
@@ -340,8 +342,9 @@ class _Partitioner(TheirPartitioner):  # type: ignore[misc]
 
     def generate_partitions(self, ep: ExportedProgram) -> list[Partition]:
         if self.per_op_mode:
+            # The user asked for a partition for each operator.
             return super().generate_partitions(ep)  # type: ignore[no-any-return]
-        # a match is a list of nodes that are compiled together, with their constants
+        # A match is a list of nodes, with their constants, to compile together.
         matches = self.get_matched_nodes_from_configs(ep)
         matched = {n for match in matches for n in match if n.op == "call_function"}
         accepted = _worthwhile(matched - _moves_at_borders(ep, matched))
@@ -349,7 +352,8 @@ class _Partitioner(TheirPartitioner):  # type: ignore[misc]
         groups = [*matches, *pieces_of(ep).values()]
         parts = fewest_partitions(calls_of(ep), accepted, groups)
         if parts is None:
-            # A match depends on itself. Partitions on cycles are split later.
+            # A path leaves a match and returns to it, so no partition can contain it.
+            # Use ExecuTorch's partitions: those on cycles are split later.
             return super().generate_partitions(ep)  # type: ignore[no-any-return]
         part_of = {node: part for part in parts for node in part}
         for match in matches:
@@ -362,9 +366,9 @@ class _Partitioner(TheirPartitioner):  # type: ignore[misc]
 
 
 def _moves_at_borders(program: ExportedProgram, matched: set[Node]) -> set[Node]:
-    """Return the calls that replace moves, and that would cut nothing on the host.
+    """Return the replacements of moves that can run on the host without cutting anything.
 
-    A call on the host cuts a partition if it is between two computing calls.
+    A call on the host cuts a partition if computing calls are before and after it.
     """
     calls = calls_of(program)
     computing = {node for node in matched if _edge_name(node) not in _MOVES}

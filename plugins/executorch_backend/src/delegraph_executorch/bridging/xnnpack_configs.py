@@ -53,11 +53,11 @@ def correct(configs: Iterable[tuple[str, Any]]) -> None:
 
 
 def _without_marks_of_refused(get_deps: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``get_deps`` that leaves no marks if it does not take the call.
+    """Return a ``get_deps`` that removes its marks if it refuses the call.
 
-    The original marks the calls around a product or convolution in any case. If another
-    call shares such a quantize or dequantize, it would be compiled as part of a call
-    that is not in the partition. XNNPACK cannot load such a graph.
+    The original marks the quantizes and dequantizes around a product or convolution
+    even if it refuses the call. If another call in a partition uses a marked dequantize,
+    XNNPACK cannot load the graph.
     """
 
     def corrected(node: Node, program: Any) -> Any:
@@ -75,10 +75,10 @@ def _without_marks_of_refused(get_deps: Callable[..., Any]) -> Callable[..., Any
 
 
 def _rescaling(node: Node, program: Any) -> float:
-    """Return the factor by which a product rescales integers; 0 if it is not known.
+    """Return the factor by which a matrix product rescales integers; 0 if unknown.
 
-    It is the product of the scales of both operands divided by the scale of the result.
-    If each channel has a scale, the largest counts.
+    The factor is ``left_scale * right_scale / result_scale``. If each channel of an
+    operand has a scale, the largest counts.
     """
     operand_scales = []
     for operand in map(_through_layout, node.all_input_nodes[:3]):
@@ -98,10 +98,10 @@ def _rescaling(node: Node, program: Any) -> float:
 
 
 def _through_layout(operand: Node) -> Node | None:
-    """Return the operand if it is a dequantize, else the first input of its call.
+    """Return the operand if it is a dequantize, else the operand's own first input.
 
-    A permute or view may be between a dequantize and the product. None if the operand
-    has no inputs.
+    That skips a permute or view between a dequantize and the product. Return None if the
+    operand has no inputs.
     """
     if not operand.all_input_nodes:
         return None
@@ -114,6 +114,7 @@ def _has_unsupported_groups(node: Node) -> bool:
         operand: Any = _through_layout(near) or near
         if "dequantize_affine" not in str(operand.target):
             continue
+        # dequantize_affine(integers, block_size, scale, zero_point, dtype, lowest, ...)
         integers = operand.args[0]
         group = operand.args[1][-1]
         lowest = operand.args[5]
@@ -124,6 +125,7 @@ def _has_unsupported_groups(node: Node) -> bool:
 
 
 def _users_in_two_steps(node: Node) -> set[Node]:
+    """Return the users of ``node``, and their users."""
     found = set(node.users)
     for user in node.users:
         found |= set(user.users)
@@ -131,9 +133,9 @@ def _users_in_two_steps(node: Node) -> set[Node]:
 
 
 def _scale(node: Node, program: Any) -> float | None:
-    """Return the scale of a quantize or dequantize; of several, the largest.
+    """Return the scale of a quantize or dequantize; the largest if channels have scales.
 
-    Return None if it is computed at run time.
+    Return None if the scale is computed at run time.
     """
     scale = node.args[1] if "quantize_per" in str(node.target) else None
     if isinstance(scale, Node):
@@ -156,10 +158,10 @@ def _around(node: Node) -> set[Node]:
 def _in_floats_between_scales(
     get_node_and_deps: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Return a ``get_node_and_deps`` that computes in floats between different scales.
+    """Return a ``get_node_and_deps`` that takes a call alone if its scales differ.
 
-    Then the call's quantize and dequantize are not part of it. XNNPACK cannot load a
-    graph that moves integers of one scale to another.
+    Without its quantize and dequantize, the call computes in floats. XNNPACK cannot load
+    a graph in which a move reads integers of one scale and returns another.
     """
 
     def corrected(node: Node, program: Any) -> Any:

@@ -49,7 +49,7 @@ def _is_of_floats(operand: Any) -> bool:
 
 
 def may_be_viewed(shape: Sequence[int | torch.SymInt]) -> bool:
-    """Return whether XNNPACK makes a tensor of this shape by a view."""
+    """Return whether the result of a view in XNNPACK can have this shape."""
     fixed = _fixed_sizes(shape)
     return 0 not in fixed and len(fixed) >= len(shape) - 1
 
@@ -61,7 +61,7 @@ def _fixed_sizes(shape: Sequence[int | torch.SymInt]) -> list[int]:
 def _expand(node: Node) -> None:
     """Replace an expand to the same shape."""
     operand: Any = node.args[0]
-    # an expand to dynamic sizes takes numbers, which ExecuTorch's delegates do not
+    # An expand to dynamic sizes has numbers as inputs, which delegates cannot take.
     if _is_static(node) and node.meta["val"].shape == operand.meta["val"].shape:
         _as_view(node)
 
@@ -121,7 +121,7 @@ def _prelu(node: Node) -> None:
     result = _call(node, node.target, image, *node.args[1:])
     final = _view(node, result, shape)
     for call in (image, result, final):
-        # together they compute, so they replace no move
+        # ``_call`` has set this mark of replaced moves, but a prelu computes.
         del call.meta[MOVED]
     _replace(node, final)
 
@@ -167,7 +167,7 @@ def _view(node: Node, operand: Node, shape: Sequence[Any]) -> Node:
 
 
 def _call(node: Node, target: Any, operand: Node, *rest: Any) -> Node:
-    """Insert a call before ``node``, with its metadata, and return it."""
+    """Insert a call before ``node`` as part of its replacement, and return the call."""
     with node.graph.inserting_before(node):
         call = node.graph.call_function(target, (operand, *rest))
     call.meta = {**node.meta, MOVED: True}
@@ -177,7 +177,7 @@ def _call(node: Node, target: Any, operand: Node, *rest: Any) -> Node:
 
 
 def _replace(node: Node, equivalent: Node) -> None:
-    """Replace ``node``, and give its name to the equivalent, which may be an output."""
+    """Replace ``node`` by ``equivalent``, under the same name: outputs refer to names."""
     node.replace_all_uses_with(equivalent)
     node.graph.erase_node(node)
     equivalent.name = node.name
