@@ -161,7 +161,7 @@ class Lower:
         for wrong arguments, and Failed if the work fails.
         """
         registry = default_registry()
-        # all checks of arguments come first, because ``_lower`` imports torch
+        # all checks of arguments come first, because ``_attempt`` imports torch
         if len(args.model) > 1:
             hint = (
                 f"delegraph matrix {' '.join(args.model)} --backends NAME"
@@ -184,7 +184,7 @@ class Lower:
         # ``filter`` leaves out files that the user did not give
         outputs = [*args.report, *filter(None, [args.output])]
         inputs = [*args.input, *filter(None, [file, args.quantize])]
-        expect_places(outputs, inputs)
+        expect_places(outputs, inputs)  # no output replaces an input
         expect_report_formats(args.report)
         return _outcome(_attempt(model, args, chosen, options))
 

@@ -97,8 +97,8 @@ def _name_and_version(distribution: Distribution) -> tuple[str, str]:
     """Return name and version of a distribution.
 
     They are in the name of the metadata folder, so usually no file is opened. An egg has
-    no such folder: its metadata are read. If that fails, the name is that of the folder,
-    and the version is "".
+    no such folder: its metadata are read. If that fails, the name is that of the folder
+    in which the egg is installed, and the version is "".
     """
     # for example ``acme_npu-1.0.dist-info``
     folder = os.path.basename(str(getattr(distribution, "_path", "")))

@@ -2,7 +2,8 @@
 
 A partitioner writes a tag, the name of a partition, into ``node.meta`` of each node
 that a backend takes. The plan has one ``Partition`` for each tag; nodes without a tag
-stay on the host.
+stay on the host. A call on constants may have several tags: each of these partitions
+computes it, and for the tag None the host.
 """
 
 from __future__ import annotations
@@ -237,8 +238,8 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
 def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
     """Return the tags of one node as a tuple, empty if it has none.
 
-    A call that unpacks results has the tags of the call that it unpacks, since
-    delegates return single values. ``tags``: those of earlier nodes. Raises
+    A call that unpacks results has the tags of the call that it unpacks, since a
+    delegate cannot return a tuple as one value. ``tags``: those of earlier nodes. Raises
     ContractViolation for a tag that is not a str, or that differs from the tag of the
     unpacked call.
     """

@@ -113,7 +113,8 @@ class Verification:
     @classmethod
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
         """Return a verification with the worst figures of each output. ``several``: the
-        verifications of one method with different inputs.
+        verifications of one method with different inputs. The result has no
+        ``tolerance`` of its own.
         """
         columns = zip(*(v.outputs for v in several), strict=True)
         return Verification(tuple(map(_worst, columns)))
