@@ -53,16 +53,17 @@ class _Placed(NamedTuple):
 def plan_memory(
     lifetimes: Iterable[Lifetime], alignment: int = ALIGNMENT
 ) -> MemoryPlan:
-    """Return the plan of all memories.
+    """Return offsets of all storages that have none yet, and the size of each memory.
 
-    Memory 0 is never used and has size 0. Storages with a known offset are left out.
+    Memory 0 is never used and has size 0.
     """
     by_memory: dict[int, list[Lifetime]] = {}
     offsets: dict[Storage, int] = {}
     for lifetime in lifetimes:
         if lifetime.storage.offset is None:
             by_memory.setdefault(lifetime.storage.memory_id, []).append(lifetime)
-    sizes = [0] * (1 + max(by_memory, default=1))
+    highest_id = max(by_memory, default=1)
+    sizes = [0] * (highest_id + 1)
     for memory_id, group in by_memory.items():
         plans = [
             _plan_one_memory(sorted(group, key=order), alignment) for order in _ORDERS
@@ -81,7 +82,7 @@ class _OneMemory(NamedTuple):
 
 
 def _plan_one_memory(ordered: Sequence[Lifetime], alignment: int) -> _OneMemory:
-    """Assign offsets to the storages of one memory in this order."""
+    """Assign offsets in one memory, in the order of ``ordered``."""
     offsets: dict[Storage, int] = {}
     placed: list[_Placed] = []
     for lifetime in ordered:
@@ -99,10 +100,10 @@ def _plan_one_memory(ordered: Sequence[Lifetime], alignment: int) -> _OneMemory:
 
 
 def _best_gap(in_use: Sequence[_Placed], size: int, alignment: int) -> int:
-    """Return the start of the smallest gap of at least ``size`` bytes in ``in_use``.
+    """Return the aligned start of the smallest gap that has ``size`` bytes.
 
-    ``in_use`` is sorted by start. If no gap is large enough, the result is the first
-    aligned byte after all of it.
+    A gap lies before or between the ranges ``in_use``, which are sorted by start. If no
+    gap is large enough, return the first aligned byte after the last range.
     """
     best_start: int | None = None
     best_room = 0
@@ -112,5 +113,6 @@ def _best_gap(in_use: Sequence[_Placed], size: int, alignment: int) -> int:
         if room >= size and (best_start is None or room < best_room):
             best_start = end
             best_room = room
-        end = max(end, other.end + -other.end % alignment)
+        padding = -other.end % alignment
+        end = max(end, other.end + padding)
     return end if best_start is None else best_start

@@ -35,9 +35,9 @@ class DeviceId(NamedTuple):
 class Storage:
     """Bytes of memory. A tensor and its views have the same ``Storage`` object.
 
-    ``device`` has the memory; None means the host. ``memory_id`` is the number of the
-    memory; those of devices get theirs when the method is planned. ``offset`` is the
-    first byte, if it is fixed before the plan is made.
+    ``device``: the device with the memory; None is the host. ``memory_id``: the number
+    of the memory; memories of devices are numbered when the method is planned.
+    ``offset``: the first byte, if it is fixed before the plan is made.
     """
 
     nbytes: int

@@ -74,11 +74,11 @@ class _Step:
 def find_conflicts(
     plan: ExecutionPlan, delegate_outputs: dict[int, int]
 ) -> list[Conflict]:
-    """Return each read of a tensor that no longer holds its value.
+    """Return each read of a tensor that was overwritten or never written.
 
-    ``delegate_outputs`` maps the position of a delegate call to its number of outputs,
-    which are its last arguments. Raises Unsupported if the proof would take gigabytes
-    or minutes.
+    ``delegate_outputs`` maps the position of a delegate call to its number of outputs.
+    The outputs are the last arguments. Raises Unsupported if the proof would take
+    gigabytes or minutes.
     """
     return _Proof(plan, delegate_outputs).conflicts()
 
@@ -105,9 +105,9 @@ class _Proof:
                 self.ranges[k] = memory_range
         if len(self.ranges) > _MOST_TENSORS:
             raise self._error_too_large()
-        # tensor -> the set of other tensors that a write to it overwrites
+        # tensor -> the set of other tensors that a write to this tensor overwrites
         self.overlaps = _overlaps(self.ranges)
-        self._join_views()
+        self._add_views_to_overlaps()
         self.states = self._find_states()
         written = (
             {k for step in self.steps for k in step.writes}
@@ -115,7 +115,8 @@ class _Proof:
             | {*plan.inputs}
         )
         self.written = _bits(written)
-        # view that no instruction makes -> the valid tensors that contain its memory
+        # For a view that no instruction makes: the tensors that contain its memory and
+        # are valid when it is first read.
         self.sources: dict[int, int] = {}
 
     def conflicts(self) -> list[Conflict]:
@@ -123,9 +124,10 @@ class _Proof:
 
         Return the conflicts of the last pass.
         """
-        # instruction -> the tensors that are valid at all jumps to it. Without a jump,
-        # these are all tensors: the int -1 has all bits.
+        # jump target -> the tensors that are valid at every jump to it
         joined: dict[int, int] = {}
+        # all bits of the int -1 are set
+        all_tensors = -1
         found: dict[tuple[int, int], Conflict] = {}
         changed = True
         # A jump back may find fewer valid tensors, so repeat until nothing changes.
@@ -135,17 +137,19 @@ class _Proof:
             self._count_work(len(self.steps) + self.read_count)
             state = self._valid_at_start()
             for position, step in enumerate(self.steps):
-                valid = state & joined.get(position, -1)
+                valid = state & joined.get(position, all_tensors)
                 state = self._after_step(position, step, valid, found)
                 call = self.calls[position]
                 if isinstance(call, JumpFalseCall):
-                    before = joined.get(call.destination, -1)
-                    joined[call.destination] = before & state
+                    before = joined.get(call.destination, all_tensors)
+                    after = before & state
+                    joined[call.destination] = after
                     is_jump_back = call.destination <= position
-                    changed |= is_jump_back and before & state != before
+                    if is_jump_back and after != before:
+                        changed = True
         end = len(self.calls)
         # a jump may also lead to the end
-        state &= joined.get(end, -1)
+        state &= joined.get(end, all_tensors)
         # The next run of the method reads the states, too.
         for value in (*self.plan.outputs, *sorted(self.states)):
             self._check_read(end, value, state, found)
@@ -187,7 +191,8 @@ class _Proof:
     def _find_states(self) -> set[int]:
         """Return the states: tensors that keep their content between runs.
 
-        They have an initial value, or each write to them also reads them.
+        A state has an initial value, or every instruction that writes it also reads it.
+        Inputs of the second kind are no states: the caller sets them in each run.
         """
         initial = set()
         for k, entry in enumerate(self.plan.values):
@@ -195,16 +200,17 @@ class _Proof:
             if isinstance(value, Tensor) and value.allocation and value.data_buffer_idx:
                 initial.add(k)
         written = {k for step in self.steps for k in step.writes}
-        replaced = {
-            k for step in self.steps for k in step.writes if k not in step.reads
-        }
-        return initial | (written - replaced - {*self.plan.inputs})
+        replaced: set[int] = set()
+        for step in self.steps:
+            replaced.update(k for k in step.writes if k not in step.reads)
+        only_updated = written - replaced
+        return initial | (only_updated - {*self.plan.inputs})
 
-    def _join_views(self) -> None:
-        """Let the views of instructions share the memory of their source.
+    def _add_views_to_overlaps(self) -> None:
+        """Let a write to the source of a view overwrite the view, too.
 
-        A view then has no memory range of its own. A write to its source, or to a
-        tensor that shares memory with its source, overwrites it as well.
+        So does a write to a tensor that overlaps the source. The view loses its own
+        memory range, because its memory is that of the source.
         """
         for step in self.steps:
             for view, source in step.views:
@@ -243,6 +249,7 @@ class _Proof:
                 why = "but writes two results to the same memory"
                 found[position, value] = Conflict(position, value, why)
             state = self._after_write(value, state)
+        # the read of its source was checked, so a new view is valid
         return state | _bits(view for view, _ in step.views)
 
     def _overwrites(self, writes: Sequence[int], value: int) -> bool:
@@ -256,8 +263,12 @@ class _Proof:
         state: int,
         found: dict[tuple[int, int], Conflict],
     ) -> None:
-        """Add a conflict to ``found`` if a value that is read is not in ``state``."""
-        if value not in self.ranges or state >> value & 1:
+        """Add a conflict to ``found`` if ``value`` is not valid when it is read.
+
+        ``state``: the tensors that are valid at ``position``.
+        """
+        has_planned_memory = value in self.ranges
+        if not has_planned_memory or state >> value & 1:
             return
         if self.written >> value & 1:
             why = "but its memory was overwritten, or never written"
@@ -267,13 +278,12 @@ class _Proof:
         if value not in self.sources:
             near = self._each(self.overlaps.get(value, 0) & state)
             self.sources[value] = _bits(k for k in near if self._contains(k, value))
-        sources = self._each(self.sources[value])
-        if not any(state >> k & 1 or k not in self.ranges for k in sources):
+        if not self.sources[value] & state:
             why = "a view of memory that was overwritten, or never written"
             found[position, value] = Conflict(position, value, why)
 
     def _contains(self, owner: int, view: int) -> bool:
-        """Return whether the memory of a tensor contains that of another one."""
+        """Return whether the memory of ``owner`` contains that of ``view``."""
         if owner not in self.ranges:
             return False
         outer = self.ranges[owner]
@@ -290,17 +300,20 @@ class _Proof:
             return self._kernel_step(call)
         if isinstance(call, DelegateCall):
             args = self._tensors(call.args)
-            count = len(args) - self.delegate_outputs[position]
-            return _Step(tuple(args[:count]), tuple(args[count:]))
+            input_count = len(args) - self.delegate_outputs[position]
+            inputs = tuple(args[:input_count])
+            outputs = tuple(args[input_count:])
+            return _Step(reads=inputs, writes=outputs)
         if isinstance(call, MoveCall) and isinstance(
             self.plan.values[call.move_from].value, Tensor
         ):
-            # the moved tensor is the same memory under another number
+            # a move gives the same memory to another value
             view = (call.move_to, call.move_from)
             return _Step(reads=(call.move_from,), writes=(), views=(view,))
         if isinstance(call, JumpFalseCall):
-            return _Step(tuple(self._tensors([call.condition])), ())
-        return _Step((), ())
+            condition = self._tensors([call.condition])
+            return _Step(reads=tuple(condition), writes=())
+        return _Step(reads=(), writes=())
 
     def _kernel_step(self, call: KernelCall) -> _Step:
         """Return the reads and writes of a kernel, which has its results last.
@@ -310,12 +323,15 @@ class _Proof:
         name = str(self.plan.operators[call.op_index])
         args = call.args
         if name == _VIEW:
-            # (source, sizes, view)
-            return _Step(reads=(args[0],), writes=(), views=((args[2], args[0]),))
+            source = args[0]
+            view = args[2]  # args[1] has the sizes
+            return _Step(reads=(source,), writes=(), views=((view, source),))
         if name == _APPEND:
-            # (result, row, index). Only the first round starts a result, and later
-            # rounds append to it. So the result is written, but not read.
-            return _Step(reads=(args[1],), writes=(args[0],))
+            # Row 0 starts a new result, and later rows only add to it. So no row reads
+            # the content that the result had before the loop.
+            result = args[0]
+            row = args[1]
+            return _Step(reads=(row,), writes=(result,))
         results = self._tensors(args[-1:])
         reads = self._tensors(args[:-1])
         if name not in _IN_PLACE:
@@ -323,12 +339,13 @@ class _Proof:
         return _Step(tuple(reads), tuple(results))
 
     def _tensors(self, positions: Sequence[int]) -> list[int]:
-        """Return the positions of tensors among values, and in lists among them."""
+        """Return those of the positions that are tensors, and the tensors in lists."""
         found: list[int] = []
         for position in positions:
             value = self.plan.values[position].value
             if isinstance(value, (TensorList, OptionalTensorList)):
-                # Each instruction that has the list stores its elements.
+                # Count ten steps an element: each instruction with this list stores
+                # all of its elements again.
                 self._count_work(10 * len(value.items))
                 found += self._tensors(value.positions)
             elif isinstance(value, Tensor):
@@ -381,7 +398,7 @@ def _overlaps(ranges: dict[int, _MemoryRange]) -> dict[int, int]:
 
 
 def _bits(values: Iterable[int]) -> int:
-    """Return a set of values as an int."""
+    """Return a set of values as an int with bit ``1 << k`` for value k."""
     listed = list(values)
     made = bytearray(max(listed, default=-1) // 8 + 1)
     for value in listed:

@@ -30,7 +30,7 @@ def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
 
 
 def producers(container: ContainerMetadata | None) -> list[str]:
-    """Return the distribution that made each delegate, with its version.
+    """Return the name and version of the distribution that made each delegate.
 
     Empty if the file does not name them; "" for an entry that is no text.
     """
@@ -38,9 +38,9 @@ def producers(container: ContainerMetadata | None) -> list[str]:
 
 
 def fingerprints(container: ContainerMetadata | None) -> list[str]:
-    """Return the fingerprint of each delegate, which its backend made.
+    """Return the fingerprint that the backend of each delegate made.
 
-    Missing entries are as in ``producers``.
+    Empty if the file has none; "" for an entry that is no text.
     """
     return _texts(container, "fingerprints")
 
@@ -64,7 +64,10 @@ def _printable_facts(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _texts(container: ContainerMetadata | None, key: str) -> list[str]:
-    """Return a text for each delegate. A single string applies to every delegate."""
+    """Return the text under ``key`` for each delegate.
+
+    If the file has one string in place of a list, it applies to every delegate.
+    """
     outputs = _outputs(container)
     common = outputs.get(key)
     if isinstance(common, str):
@@ -84,11 +87,13 @@ def input_names(container: ContainerMetadata | None, count: int) -> list[str]:
     names: list[str] = []
     try:
         content = json.loads(container.inputs) if container is not None else {}
+        # {"tuple": [ARGUMENTS, KEYWORD ARGUMENTS]}
         args, kwargs = content["structure"]["tuple"]
         positional = zip(content["names"], args["tuple"], strict=False)
         for name, structure in (*positional, *kwargs["dict"]):
             leaves = _leaf_names(str(name), structure)
-            # a hostile file may have many leaves: one too many is enough
+            # A hostile file may have many leaves. Stop at one more than ``count``: the
+            # names do not fit then.
             names += islice(leaves, count + 1 - len(names))
     except (ValueError, TypeError, LookupError, RecursionError):
         names = []
@@ -100,16 +105,16 @@ def input_names(container: ContainerMetadata | None, count: int) -> list[str]:
 def input_ranges(
     container: ContainerMetadata | None, count: int
 ) -> dict[int, tuple[int, int]]:
-    """Return the lowest and highest integer that inputs may hold, by position."""
+    """Return the lowest and highest integer that an input may hold, by its position."""
     return _ranges(container, count, "within")
 
 
 def index_ranges(
     container: ContainerMetadata | None, count: int
 ) -> dict[int, tuple[int, int]]:
-    """Return the range of inputs with indices, by position.
+    """Return the lowest and highest valid index in an input, by the input's position.
 
-    Outside of it, eager PyTorch raises an error.
+    For other indices, eager PyTorch raises an error.
     """
     return _ranges(container, count, "indexed")
 
@@ -133,7 +138,10 @@ def _ranges(
 
 
 def _leaf_names(name: str, structure: Any) -> Iterator[str]:
-    """Yield the names of the leaves of an argument, such as ``pair['a']``."""
+    """Yield the names of the leaves of an argument, such as ``pair['a']``.
+
+    ``structure`` is "*" for a leaf, else ``{kind: children}``.
+    """
     # cut the name first: the names of all children contain it
     name = name[:_LONGEST]
     if structure == "*":
@@ -151,7 +159,7 @@ def _leaf_names(name: str, structure: Any) -> Iterator[str]:
 
 
 def _outputs(container: ContainerMetadata | None) -> dict[str, Any]:
-    """Return the content of the outputs' text; empty if it is no JSON object."""
+    """Return the JSON object ``container.outputs``; empty if it is damaged."""
     try:
         content = json.loads(container.outputs) if container is not None else None
     except (ValueError, RecursionError):

@@ -1,6 +1,7 @@
 """Name the calling conventions of blobs, and find them among named data.
 
-See ``bridging.calling_convention``.
+A calling convention has the types and largest sizes of a blob's inputs and outputs. See
+``bridging.calling_convention``.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class InputSizes(NamedTuple):
     bounds: Sequence[tuple[int, int | None]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form for the file."""
+        """Return the sizes and bounds as the file stores them, in JSON."""
         return {
             "places": list(map(list, self.sizes)),
             "bounds": list(map(list, self.bounds)),
@@ -57,8 +57,8 @@ class InputSizes(NamedTuple):
     def check(self, shapes: Sequence[Sequence[int]], names: Sequence[str]) -> None:
         """Raise InputError if the program was not exported for inputs of these shapes.
 
-        ``names`` are those of the flat inputs. The first dimension of each symbol fixes
-        the symbol's value, and the others must agree with it.
+        ``names`` are those of the flat inputs. The first size with a symbol fixes the
+        symbol's value. Later sizes with this symbol must agree with the value.
         """
         known: dict[int, tuple[DynamicSize, int]] = {}
         for dynamic in self.sizes:
@@ -68,10 +68,11 @@ class InputSizes(NamedTuple):
             first, value = known.setdefault(
                 dynamic.symbol, (dynamic, (size - offset) // factor)
             )
-            allowed = self._allowed_sizes(dynamic, size, value)
-            if not allowed:  # the size is right
+            expected = self._describe_expected_sizes(dynamic, size, value)
+            if expected == "":
                 continue
-            text = f"{dynamic.describe(names, size)}; the program was exported for {allowed}"
+            text = f"{dynamic.describe(names, size)}; the program was exported for {expected}"
+            # if the size alone is possible, name the size that it contradicts
             is_multiple = (size - offset) % factor == 0
             differs = size != factor * value + offset
             if first is not dynamic and is_multiple and differs:
@@ -79,10 +80,12 @@ class InputSizes(NamedTuple):
                 text = f"{text}, as {other}"
             raise InputError("input-invalid", text, hint=_HINT)
 
-    def _allowed_sizes(self, dynamic: DynamicSize, size: int, value: int) -> str:
-        """Describe the sizes that a dimension may have; "" if ``size`` is allowed.
+    def _describe_expected_sizes(
+        self, dynamic: DynamicSize, size: int, value: int
+    ) -> str:
+        """Describe the sizes that a dimension may have; "" if ``size`` is right.
 
-        ``value`` is that of its symbol.
+        ``value`` is the value of the dimension's symbol in this call.
         """
         factor = dynamic.factor
         offset = dynamic.offset

@@ -68,7 +68,7 @@ class AllocationDetails:
 
     @staticmethod
     def at(memory_id: int, offset: int) -> AllocationDetails:
-        """Return the byte at ``offset`` of a memory."""
+        """Return the record for the byte at ``offset`` of a memory."""
         return AllocationDetails(memory_id, offset & 0xFFFFFFFF, offset >> 32)
 
 
@@ -153,7 +153,7 @@ class TensorList:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Return the items, as ``OptionalTensorList.positions`` does."""
+        """Return the items: no element is missing, unlike in OptionalTensorList."""
         return self.items
 
 

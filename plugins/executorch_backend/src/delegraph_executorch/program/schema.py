@@ -93,7 +93,11 @@ def _stored(id: int, kind: Kind, default: Any) -> Any:
 
 
 def scalar(id: int, form: str, default: Any = 0, enum: Any = None) -> Any:
-    """Declare a number by its ``struct`` letter; ``enum`` has its valid values."""
+    """Declare a number field.
+
+    ``form``: the letter of its type in ``struct``. ``enum``: the class of its valid
+    values, if they are limited.
+    """
     valid = None if enum is None else frozenset(int(value) for value in enum)
     return _stored(id, Scalar(form, default, valid), default)
 
@@ -121,15 +125,15 @@ def raw(id: int) -> Any:
 def tables(id: int, cls: type[Any], optional: bool = False) -> Any:
     """Declare a vector of tables.
 
-    Only an ``optional`` one may be absent; it is then empty.
+    Only an ``optional`` vector may be absent, and is then read as empty.
     """
     return _stored(id, Tables(cls, optional), ())
 
 
 def union(id: int, members: Any) -> Any:
-    """Declare a table of one of the classes of ``A | B``, in the schema's order.
+    """Declare a table of one of several classes; None if the table is absent.
 
-    None if absent.
+    ``members``: the classes as ``A | B``, in the order of the schema's union.
     """
     return _stored(id, Either(get_args(members)), None)
 

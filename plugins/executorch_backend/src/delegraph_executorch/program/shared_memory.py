@@ -17,9 +17,9 @@ ExecuTorch's runtime gives one such memory to all methods.
 def sharing_methods(plans: Sequence[ExecutionPlan]) -> list[str]:
     """Return the methods that share a buffer with another method.
 
-    Both have a tensor of the same type and sizes at the same offset of the memory, and
-    declare the same size of the memory. A method with memory of a device shares none,
-    as in ExecuTorch's runtime.
+    Two methods share a buffer if each has a tensor of the same type, sizes and offset in
+    memory ``MEMORY``, and both declare the same size of this memory. As in ExecuTorch's
+    runtime, a method with memory of a device shares no buffer.
     """
     buffers = {}
     sizes = {}
@@ -30,8 +30,9 @@ def sharing_methods(plans: Sequence[ExecutionPlan]) -> list[str]:
     found = []
     for name in buffers:
         for other in buffers:
-            is_same_size = other != name and sizes[name] == sizes[other]
-            if is_same_size and buffers[name] & buffers[other]:
+            if other == name or sizes[name] != sizes[other]:
+                continue
+            if buffers[name] & buffers[other]:
                 found.append(name)
                 break
     return found
@@ -46,7 +47,7 @@ class _Buffer(NamedTuple):
 
 
 def _buffers(plan: ExecutionPlan) -> set[_Buffer]:
-    """Return the tensors of a method in the memory of written buffers."""
+    """Return the tensors of a method in memory ``MEMORY``, that of written buffers."""
     found = set()
     for entry in plan.values:
         tensor = entry.value

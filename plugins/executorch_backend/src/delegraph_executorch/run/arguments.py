@@ -94,6 +94,7 @@ class Accepted:
         """Return why a value of the file cannot be the argument; "" if it can."""
         if not isinstance(value, self.kinds):
             return f"a {type(value).__name__} instead of {self._kinds_as_text()}"
+        # lists, tensors and nulls have no ``value``
         return self._why_no_choice(getattr(value, "value", None))
 
     def _kinds_as_text(self) -> str:
@@ -104,12 +105,16 @@ class Accepted:
         if isinstance(value, list):
             wrong = next((v for v in value if type(v) is not int), None)
             return "" if wrong is None else f"{wrong!r} among integers"
+        # not isinstance: a bool would pass as an int
         if type(value) not in (_PYTHON.get(kind) for kind in self.kinds):
             return f"{value!r:.80} instead of {self._kinds_as_text()}"
         return self._why_no_choice(value)
 
     def _why_no_choice(self, value: Any) -> str:
-        """Return why a value is none of ``choices``; "" if it is one, or may be any."""
+        """Return why a value is none of ``choices``; "" if it is one of them.
+
+        Without ``choices``, every value is valid. So is a missing optional value.
+        """
         if self.choices is None or value is None or isinstance(value, Null):
             return ""
         if value in self.choices:
@@ -171,10 +176,10 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], ...]] = {
 
 @cache
 def signature(name: str) -> tuple[Accepted, ...] | None:
-    """Return the values that the arguments of a kernel may have.
+    """Return the values that each argument of a kernel may have; None if unknown.
 
-    The arguments include results; the last element is the returned value. Return None
-    for an unknown kernel.
+    The results are arguments, too. The last element describes the returned value:
+    ``_RESULT`` if the kernel returns a number.
     """
     if name in _SIGNATURES:
         return tuple(map(Accepted, _SIGNATURES[name]))
@@ -239,12 +244,14 @@ class _Arguments:
                 self.varying |= {*call.args}
             elif isinstance(call, KernelCall):
                 known = self.signatures[call.op_index]
-                # other kernels return a tensor, which stays the same value
+                # A number that a kernel returns replaces the last argument. A kernel
+                # that returns tensors writes to them instead.
                 if known is None or known[-1] is _RESULT:
                     self.varying |= {*call.args[-1:]}
         self.varying = {
             k for k in self.varying if isinstance(self.values[k], _REPLACEABLE)
         }
+        # a list varies if one of its elements does
         for k, value in enumerate(self.values):
             if isinstance(value, IntList) and not self.varying.isdisjoint(value.items):
                 self.varying.add(k)
@@ -279,9 +286,9 @@ class _Arguments:
         return found
 
     def _tensors_without_memory(self) -> set[int]:
-        """Return the tensors with elements, but without data or memory.
+        """Return the tensors that have elements, but neither data nor memory.
 
-        Inputs, outputs and moved tensors get their memory at run time.
+        Inputs, outputs and targets of moves are left out: they get memory at run time.
         """
         moved = {c.move_to for c in self.calls if isinstance(c, MoveCall)}
         passed = {*self.plan.inputs, *self.plan.outputs, *moved}
@@ -341,9 +348,9 @@ class _Arguments:
         )
 
     def _check_free(self, position: int, call: FreeCall) -> None:
-        """Check that a free call frees memory that the runtime allocated.
+        """Raise FormatError unless the runtime allocated the memory that a call frees.
 
-        ExecuTorch crashes for other tensors.
+        ExecuTorch crashes if a call frees planned memory or data of the file.
         """
         freed = self.values[call.value]
         if not isinstance(freed, Tensor):

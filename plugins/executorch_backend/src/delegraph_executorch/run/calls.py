@@ -36,9 +36,9 @@ def split_delegate_calls(plan: ExecutionPlan) -> dict[int, int]:
 
 
 def split_calls_of(file: ProgramFile, plan: ExecutionPlan) -> dict[int, int]:
-    """Return the number of outputs of each delegate call, also from XNNPACK's blobs.
+    """Return the number of outputs of each delegate call, by its position.
 
-    The numbers in the blobs are used if the file stores none.
+    If the file does not store the numbers, those in XNNPACK's blobs are used.
     """
     output_counts = split_delegate_calls(plan)
     if delegate_outputs(plan.container) is not None:
@@ -49,7 +49,10 @@ def split_calls_of(file: ProgramFile, plan: ExecutionPlan) -> dict[int, int]:
         counts_in_blobs.append(blob_arguments(memoryview(blob)))
     for position, call in enumerate(plan.calls):
         if isinstance(call, DelegateCall):
-            inputs, outputs = counts_in_blobs[call.delegate_index] or (0, 0)
+            counts = counts_in_blobs[call.delegate_index]
+            if counts is None:  # an unreadable blob, or another backend's
+                continue
+            inputs, outputs = counts
             if inputs + outputs == len(call.args):
                 output_counts[position] = outputs
     return output_counts
@@ -58,10 +61,10 @@ def split_calls_of(file: ProgramFile, plan: ExecutionPlan) -> dict[int, int]:
 def _find_outputs(plan: ExecutionPlan) -> dict[int, int]:
     """Return the number of outputs of each delegate call.
 
-    The first arguments are inputs as long as an instruction before the call has written
-    them. Jumps are ignored: if none is taken, all instructions before the call run. A
-    view has the same memory as its source, so a write to this memory counts. The last
-    argument is always an output, even if it reuses memory that was written.
+    The inputs end before the first argument that no earlier instruction has written.
+    Jumps are ignored: the instructions count in the order of the file. A write to a
+    tensor also counts for its views. The last argument is always an output, even if it
+    reuses memory that was written.
     """
     written = {_memory_of(plan, index) for index in plan.inputs}
     known_lists: set[int] = set()
@@ -73,7 +76,7 @@ def _find_outputs(plan: ExecutionPlan) -> dict[int, int]:
             while inputs < last and _is_written(plan, call.args[inputs], written):
                 inputs += 1
             outputs[position] = len(call.args) - inputs
-        # arguments are read or written by now, so all of them count as written
+        # From now on, all arguments count as written: inputs were, outputs are now.
         for index in _arguments_of(call):
             written.add(_memory_of(plan, index))
             value = plan.values[index].value
@@ -87,7 +90,7 @@ def _find_outputs(plan: ExecutionPlan) -> dict[int, int]:
 
 
 def _is_written(plan: ExecutionPlan, index: int, written: set[object]) -> bool:
-    """Return whether a value has a content: numbers and tensors with data always do."""
+    """Return whether a value is a tensor in ``written``, a number, or has data."""
     value = plan.values[index].value
     if not isinstance(value, Tensor) or value.data_buffer_idx:
         return True
