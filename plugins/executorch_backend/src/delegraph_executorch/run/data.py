@@ -47,7 +47,7 @@ class Data:
     def content(self, tensor: Tensor) -> torch.Tensor:
         """Return the bytes of a constant, or of the first value of a state.
 
-        They may be the file's own: do not write to them.
+        Do not write to the result: it may share the memory of the loaded file.
         """
         size = nbytes(tensor)
         if is_external(tensor):
@@ -60,7 +60,10 @@ class Data:
         return as_tensor(content[:size])
 
     def _internal(self, tensor: Tensor) -> Bytes:
-        """Return the program file's bytes from the start of the tensor's data on."""
+        """Return the bytes of the program file that begin with the tensor's data.
+
+        Bytes of other tensors may follow.
+        """
         program = self.file.program
         index = tensor.data_buffer_idx
         # old files have constants in the tables, not in a segment
@@ -69,6 +72,7 @@ class Data:
         if tensor.allocation is None:
             offsets = program.constant_segment or SubsegmentOffsets()
         else:
+            # the first value of a state
             extra = tensor.extra
             number = 0 if extra is None else extra.mutable_data_segments_idx
             offsets = program.mutable_data_segments[number]
@@ -96,8 +100,8 @@ def is_external(tensor: Tensor) -> bool:
 def as_tensor(content: Bytes) -> torch.Tensor:
     """Return the bytes as a tensor, without a copy if they are writable.
 
-    The tensor's storage has these bytes only. torch needs that: to clone a tensor with
-    its strides, it clones the storage, which must be a whole number of elements.
+    The tensor's storage has these bytes only. Otherwise torch could not clone views of
+    it: torch clones the whole storage, which must be a whole number of elements.
     """
     if not len(content):
         return torch.empty(0, dtype=torch.uint8)

@@ -51,13 +51,13 @@ def kernel(name: str) -> Kernel:
 def _out_variant(target: Any) -> Kernel:
     """Return a function that calls an out variant.
 
-    It computes new tensors, compares their types and sizes with the file's, and copies
-    them to the results. A program file passes the results twice: as the arguments
-    ``out``, and as one more argument at the end, which is ignored.
+    The function computes new tensors, compares their types and sizes with the file's,
+    and copies them to the results. A program file passes the results twice: as the
+    arguments ``out``, and as a last argument, which the function ignores.
     """
     schema = target._schema.arguments
     count = len(schema)
-    # shapes and numbers of earlier calls that had results of the file's sizes
+    # ``_shapes`` of the arguments of earlier calls: their results have the right sizes
     checked: set[object] = set()
 
     def call(args: Sequence[Any]) -> None:
@@ -76,7 +76,7 @@ def _out_variant(target: Any) -> Kernel:
                 named[argument.name] = _read(value)
             else:
                 positional.append(_read(value))
-        # PyTorch's out variants resize an empty tensor to the size of the result
+        # PyTorch's out variants resize these empty tensors to the sizes of the results
         outs = {name: _empty_like(value) for name, value in results.items()}
         key = _shapes([*positional, *named.values()])
         if key not in checked:
@@ -95,11 +95,11 @@ def _check_sizes(
     named: dict[str, Any],
     results: dict[str, Any],
 ) -> None:
-    """Raise FormatError if a result would be larger than the file declares.
+    """Raise FormatError if a large result would not have the size in the file.
 
-    It must be known before the kernel allocates the result. A call with meta tensors,
+    The check comes before the kernel allocates the result. A call with meta tensors,
     which have no elements, predicts the sizes. PyTorch cannot predict sizes that depend
-    on data, but these are bounded by the sizes of the arguments.
+    on data. They are not checked, because the sizes of the arguments bound them.
     """
     outs = {
         name: pytree.tree_map(lambda t: t.to("meta"), _empty_like(value))
@@ -119,9 +119,10 @@ def _check_sizes(
 
 
 def _check_size(value: Any, computed: Any) -> None:
-    """Raise FormatError if a large result, or one in a list, has another size.
+    """Raise FormatError if a large result does not have the size in the file.
 
     ``value`` is the result in the file, ``computed`` a tensor of the predicted size.
+    Lists are compared element by element.
     """
     if isinstance(value, list):
         for element, result in zip(value, computed, strict=True):
@@ -131,10 +132,10 @@ def _check_size(value: Any, computed: Any) -> None:
 
 
 def _shapes(value: Any) -> Any:
-    """Return the facts that determine the sizes of results, as nested tuples.
+    """Return the shapes and element types of tensors, and the numbers, as nested tuples.
 
-    They are shapes, element types and numbers. The type of a number belongs to it,
-    because 1 equals True.
+    Calls with the same facts have results of the same sizes. A number is stored with its
+    type, because 1 equals True.
     """
     if isinstance(value, (list, tuple)):
         return tuple(map(_shapes, value))
@@ -144,7 +145,7 @@ def _shapes(value: Any) -> Any:
 
 
 def _empty_like(value: Any) -> Any:
-    """Return a tensor without elements of a result's type, or a list of such tensors."""
+    """Return an empty tensor of a result's element type; a list for a list."""
     if isinstance(value, list):
         return [_empty_like(v) for v in value]
     return torch.empty(0, dtype=value.dtype)
@@ -184,12 +185,12 @@ def _put_into(args: Sequence[Any]) -> None:
         # write in place: a cache is large, and the written rows are small
         torch.ops.aten.index_put_(*operands)
     else:
-        # a tensor of the caller, or data of the file, which must not change
+        # the target is a tensor of the caller or data of the file: never change these
         target.write(torch.ops.aten.index_put(*operands))
 
 
 def _view(args: Sequence[Any]) -> None:
-    """Let the result be a view: the arguments are (source, sizes, result)."""
+    """Make the result a view of the source; arguments: (source, sizes, result)."""
     source, sizes, result = args
     viewed = source.read().reshape(list(sizes))
     result.expect(viewed, "damaged .pte file: a tensor is viewed")
@@ -199,14 +200,15 @@ def _view(args: Sequence[Any]) -> None:
 def _as_strided(args: Sequence[Any]) -> None:
     """Compute ``as_strided_copy`` of (source, size, stride, offset, result, result).
 
-    Strides count elements of a dense tensor in the dimension order of the file. A
-    caller's tensor may have other strides, so it is brought into this order first.
+    The file passes the result twice. Strides count elements of a dense source in the
+    dimension order of the file. A caller's tensor may lie differently in memory, so the
+    source is brought into this order first.
     """
     source, size, stride, offset, result = args[:5]
     in_file_order = source.read().permute(list(source.table.dim_order))
     memory = in_file_order.reshape(-1).contiguous()
-    start = offset or 0
-    last = start
+    offset = offset or 0
+    last = offset
     for count, step in zip(size, stride, strict=True):
         last += (count - 1) * step
     # elements after the end belong to no tensor, or to another one
@@ -214,7 +216,8 @@ def _as_strided(args: Sequence[Any]) -> None:
         raise IndexError(
             f"it reads memory beyond its argument: element {last} of {memory.numel()}"
         )
-    start += memory.storage_offset()
+    # as_strided counts from the start of the storage
+    start = memory.storage_offset() + offset
     result.write(memory.as_strided(list(size), list(stride), start))
 
 
@@ -240,21 +243,23 @@ def _copy_row(args: Sequence[Any]) -> None:
 
 
 def _cast(args: Sequence[Any]) -> None:
-    """Copy the first argument to the result, the last argument, in the result's type.
+    """Convert the first argument to the type of the result, which is the last argument.
 
-    The kernels that use this function differ only in memory, layout or type of the
-    result.
+    Several kernels use this function: they differ only in the memory, the layout or the
+    type of the result.
     """
     result = args[-1]
     result.write(args[0].read().to(result.dtype))
 
 
 def _empty(args: Sequence[Any]) -> None:
-    """Give the last argument, the result, the sizes in the first.
+    """Fill the result with zeros; arguments: (sizes, ..., result).
 
-    Its content is undefined in ExecuTorch; here it is zeros.
+    ExecuTorch leaves the content undefined.
     """
-    args[-1].write(torch.zeros(list(args[0]), dtype=args[-1].dtype))
+    sizes = args[0]
+    result = args[-1]
+    result.write(torch.zeros(list(sizes), dtype=result.dtype))
 
 
 def _quantize(args: Sequence[Any]) -> None:
@@ -279,9 +284,9 @@ def _dequantize(args: Sequence[Any]) -> None:
 
 
 def _along(parameters: HostTensor, x: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return one number for each index of an axis, shaped to broadcast to ``x``.
+    """Reshape the parameters of an axis so that they broadcast to ``x``.
 
-    Raises ValueError for another number of parameters.
+    Raises ValueError unless there is one parameter for each index of the axis.
     """
     numbers = parameters.read()
     if numbers.shape != (x.shape[axis],):

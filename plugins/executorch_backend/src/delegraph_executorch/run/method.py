@@ -49,8 +49,8 @@ class HostMethod:
     """A loaded method with its memory, and with state that it keeps between calls.
 
     A lock lets one call run at a time. ``output_counts`` maps the position of a delegate
-    call to its number of outputs. ``ran`` is called with the position of each
-    instruction after it ran. ``shared`` is a memory that other methods use as well.
+    call to its number of outputs. After each instruction, ``ran`` is called with the
+    instruction's position. ``shared`` is a memory that other methods use as well.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class HostMethod:
         self._lock = threading.RLock() if shared is None else shared.lock
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs for the inputs, as new tensors.
+        """Run the method; return its outputs, as new tensors.
 
-        Raises InputError for inputs of another number, type or size.
+        Raises InputError if the number, type or size of the inputs is wrong.
         """
         with self._lock, torch.no_grad():
             if len(inputs) != len(self.plan.inputs):
@@ -96,6 +96,7 @@ class HostMethod:
                     "input-invalid",
                     f"the method takes {len(self.plan.inputs)} inputs, not {len(inputs)}",
                 )
+            # constant inputs keep their value in the file
             fixed = check_fixed_inputs(self.plan, inputs, self._names)
             for number, (index, given) in enumerate(
                 zip(self.plan.inputs, inputs, strict=True)
@@ -113,17 +114,19 @@ class HostMethod:
     def _load(self, value: Value | None, data: Data) -> Any:
         """Return a value as it is before the first call.
 
-        Tensors become HostTensors, and numbers and strings those of Python. Others stay
-        entries of the file.
+        A tensor becomes a HostTensor. Numbers and strings become Python objects. Other
+        values stay records of the file.
         """
         if isinstance(value, Tensor):
             return self._load_tensor(value, data)
-        return value.value if isinstance(value, (Int, Bool, Double, String)) else value
+        if isinstance(value, (Int, Bool, Double, String)):
+            return value.value
+        return value
 
     def _load_tensor(self, table: Tensor, data: Data) -> HostTensor:
-        """Return a tensor in its planned memory, if any, with its first content, if any.
+        """Return a tensor with its planned memory and its first content, if it has them.
 
-        Raises FormatError if its offset is no multiple of the size of an element.
+        Raises FormatError if the tensor's offset is no multiple of its element size.
         """
         made = HostTensor(table)
         if table.allocation is not None:
@@ -151,8 +154,8 @@ class HostMethod:
     def _gets_first_content(self, table: Tensor) -> bool:
         """Return whether to write a tensor's first content to its planned memory.
 
-        Memory that methods share gets it once: another method may have written to the
-        memory since. So only the first call for such a tensor returns True.
+        A buffer that methods share gets its first content only once. Otherwise, a method
+        that is loaded later would erase the writes of the others.
         """
         planned = table.allocation
         if self._shared is None or planned is None or planned.memory_id != MEMORY:
@@ -204,7 +207,7 @@ class HostMethod:
             position = next_position
 
     def _step(self, call: Call, position: int) -> int:
-        """Run one instruction; return the position of the next."""
+        """Run one instruction; return the position of the instruction to run next."""
         if isinstance(call, KernelCall):
             self._call_kernel(call, position)
         elif isinstance(call, DelegateCall):
@@ -218,7 +221,7 @@ class HostMethod:
         return position + 1
 
     def _is_true(self, value: Any) -> bool:
-        """Return the truth of a jump's condition: a bool, or a tensor of bools."""
+        """Return a jump's condition. A tensor of bools is true if all its elements are."""
         if isinstance(value, HostTensor):
             return bool(value.read().all())
         if not isinstance(value, bool):
@@ -230,9 +233,10 @@ class HostMethod:
         return value
 
     def _call_kernel(self, call: KernelCall, position: int) -> None:
-        """Run a kernel, which writes tensors itself; store a number that it returns.
+        """Run a kernel. It writes its tensors itself; a number that it returns is stored.
 
-        If it fails, raises InputError for a method with dynamic sizes, else FormatError.
+        If the kernel fails, raises InputError for a method with dynamic sizes, and
+        FormatError for others.
         """
         args = [self._argument(index) for index in call.args]
         if position in self._run_time_arguments:
@@ -286,7 +290,7 @@ class HostMethod:
         return elements
 
     def _value_or_none(self, index: int) -> Any:
-        """Return the value at ``index``; None for an optional argument without one."""
+        """Return the value at ``index``; None if an optional argument is missing."""
         if index == NOTHING or isinstance(self._values[index], Null):
             return None
         return self._values[index]
@@ -295,7 +299,7 @@ class HostMethod:
         """Run a delegate, and store its results.
 
         The last ``output_count`` arguments of the call are its results. Raises
-        FormatError for another number of results, and for results of another type.
+        FormatError if the delegate returns another number of results or other types.
         """
         input_count = len(call.args) - output_count
         inputs = []
@@ -327,7 +331,7 @@ class HostMethod:
 def check_memory(plan: ExecutionPlan, allowed: int) -> None:
     """Raise Unsupported if a method needs more than ``allowed`` bytes of memory.
 
-    Planned memory counts, and results without planned memory.
+    The method needs its planned memory, and memory for results outside of the plan.
     """
     planned = sum(plan.memory_sizes[1:])
     computed: set[int] = set()
@@ -372,9 +376,10 @@ def _reserve_planned(plan: ExecutionPlan, shared: SharedMemory | None) -> list[A
 
 
 def _list_of(value: Value | None) -> list[Any] | tuple[int, ...] | None:
-    """Return the elements of a list; None for a value that is no list.
+    """Return the elements of a list in the file; None for a value that is no list.
 
-    A tuple has the positions of the elements among the values, a list the elements.
+    A returned list has the elements. A returned tuple has their positions among the
+    values of the method.
     """
     if isinstance(value, (IntList, TensorList, OptionalTensorList)):
         return value.items

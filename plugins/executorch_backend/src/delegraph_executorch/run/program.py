@@ -47,7 +47,8 @@ class HostProgram:
     ) -> None:
         """Check and read a file.
 
-        ``ran`` is called with a plan and a position after each instruction.
+        After each instruction, ``ran`` is called with the method's plan and the
+        instruction's position.
         """
         check_program(file)
         check_arguments(file)
@@ -122,6 +123,7 @@ class HostProgram:
         """Return the memory that a method shares with others; None if it shares none."""
         if plan.name not in self._sharing:
             return None
+        # raises if the memory is too large, before it is allocated
         check_memory(plan, self._max_memory)
         if self._shared is None:
             self._shared = SharedMemory(plan.memory_sizes[MEMORY])
@@ -143,7 +145,7 @@ class HostProgram:
         output_counts: Mapping[int, int],
         stored: StoredBlob,
     ) -> Runner:
-        """Load the delegate with this number in ``plan``.
+        """Load ``delegate``, which has the position ``number`` among those of ``plan``.
 
         ``output_counts`` maps the position of a delegate call to its number of outputs.
         """
@@ -157,6 +159,7 @@ class HostProgram:
                 convention = convention_in_file(
                     delegate.id, blob, values, output_counts[position]
                 )
+                # a convention that the file stores wins
                 named = convention | named
                 break
         return self._load(

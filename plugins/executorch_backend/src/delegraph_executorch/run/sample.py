@@ -20,11 +20,11 @@ def sample_inputs(
 ) -> list[np.ndarray[Any, Any]]:
     """Return one random array for each input of ``method``, by default ``forward``.
 
-    Floats are standard normal, integers 0 or 1. For an unknown method, return inputs of
-    the first one: the call of the method will report the error. Raises Unsupported for
-    types that numpy lacks, and for inputs that take too much memory.
+    Floats are standard normal, integers 0 or 1. For an unknown ``method``, the inputs
+    are those of the first method: calling the unknown one reports the error. Raises
+    Unsupported for types that numpy lacks, and for inputs that take too much memory.
     """
-    # reversed, because names may repeat in a damaged file: the first plan counts
+    # Names may repeat in a damaged file. ``reversed`` keeps the first plan of a name.
     plans = {plan.name: plan for plan in reversed(program.plans)}
     plan = plans.get(method or "forward", program.plans[0])
     values = [plan.values[index].value for index in plan.inputs]
@@ -41,7 +41,7 @@ def sample_inputs(
 
 
 def _random_array(value: Any, generator: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return an array for one input. A constant input keeps the value in the file."""
+    """Return a random array for a tensor; the value in the file for other inputs."""
     if isinstance(value, (Int, Bool, Double, String)):
         return np.array(value.value)
     if not isinstance(value, Tensor):

@@ -51,9 +51,9 @@ def _rounding(function: Callable[[Number], int]) -> Callable[[Number], int]:
 def _comparing(
     function: Callable[[Number, Number], bool],
 ) -> Callable[[Number, Number], bool]:
-    """Return a comparison as in C, where an integer and a float compare as floats.
+    """Return a comparison as in C: an integer and a float are compared as floats.
 
-    Python would compare them exactly. A bool compares only with a bool.
+    Python would compare the exact numbers. A bool can be compared with a bool only.
     """
 
     def compute(a: Number, b: Number) -> bool:
@@ -78,8 +78,11 @@ def _true_divide(a: Number, b: Number) -> float:
 def _floor_divide(a: Number, b: Number) -> Number:
     """Return the quotient rounded down; floats divided by zero give infinity."""
     if isinstance(a, int) and isinstance(b, int):
-        return _bounded_quotient(a, b, a // b if b else 0)
-    return float(a) // float(b) if b else math.copysign(math.inf, a)
+        quotient = a // b if b else 0
+        return _checked_quotient(a, b, quotient)
+    if not b:
+        return math.copysign(math.inf, a)
+    return float(a) // float(b)
 
 
 def _divide_toward_zero(a: int, b: int) -> int:
@@ -87,7 +90,7 @@ def _divide_toward_zero(a: int, b: int) -> int:
     quotient = abs(a) // abs(b) if b else 0
     if (a < 0) != (b < 0):
         quotient = -quotient
-    return _bounded_quotient(a, b, quotient)
+    return _checked_quotient(a, b, quotient)
 
 
 def _remainder(a: int, b: int) -> int:
@@ -95,13 +98,14 @@ def _remainder(a: int, b: int) -> int:
     return a - b * _divide_toward_zero(a, b)
 
 
-def _bounded_quotient(a: int, b: int, quotient: int) -> int:
-    """Return ``quotient`` of ``a`` and ``b``.
+def _checked_quotient(a: int, b: int, quotient: int) -> int:
+    """Return ``quotient``, the result of ``a`` divided by ``b``.
 
-    Raise ArithmeticError if ``b`` is 0, or if the quotient does not fit into 64 bits.
+    Raises ArithmeticError if ``b`` is 0, or if the quotient does not fit into 64 bits.
     """
     if not b:
         raise ZeroDivisionError(f"cannot divide the integer {a} by zero")
+    # only -(1 << 63) divided by -1 is too large
     if quotient == 1 << 63:
         raise OverflowError(f"{a} divided by {b} has more than 64 bits")
     return quotient

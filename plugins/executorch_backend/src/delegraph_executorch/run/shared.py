@@ -19,8 +19,8 @@ class SharedMemory:
     def claim_first_write(self, offset: int, size: int) -> bool:
         """Return True for the first call with this range of bytes, and False later.
 
-        The first method that is loaded writes first values. Others must keep the
-        content.
+        The first method that is loaded writes the first values of buffers. Methods that
+        are loaded later must not overwrite the buffers.
         """
         is_first = (offset, size) not in self._claimed
         self._claimed.add((offset, size))
