@@ -19,7 +19,7 @@ HINT = 'pip install "delegraph-executorch[runtime]"'
 
 @cache
 def stock_runtime() -> Any:
-    """Return the runtime.
+    """Return ExecuTorch's own runtime.
 
     Raises NoRuntime, with an install command, if the wheel is missing or broken.
     """
@@ -37,10 +37,10 @@ def stock_runtime() -> Any:
 def load_quantized_kernels() -> None:
     """Load the kernels of ``quantized_decomposed`` into the runtime.
 
-    The wheel has them in a library that its runtime does not load. Loading it declares
-    no operators in torch. Raises NoRuntime if they cannot be loaded.
+    The wheel has the kernels in a library that its runtime does not load. Loading the
+    library declares no operators in torch. Raises NoRuntime if it cannot be loaded.
     """
-    # Importing the runtime loads the library that this one is linked to.
+    # Load the runtime first: the library of the kernels is linked to it.
     stock_runtime()
     found = sorted((wheel_folder() / "lib").glob(f"{QUANTIZED_KERNELS}.*"))
     if not found:
@@ -57,11 +57,11 @@ def load_quantized_kernels() -> None:
 
 
 def in_c_order(given: Any) -> Any:
-    """Return a tensor with the strides of C order, as the runtime needs it."""
+    """Return a tensor with the strides of C order, which the runtime needs."""
     if given.numel():
         return given.contiguous()
-    # A tensor without elements counts as contiguous with any strides. The runtime
-    # crashes for such strides.
+    # ``contiguous`` keeps any strides of a tensor without elements, and for other
+    # strides than those of C order, the runtime crashes.
     return given.new_empty(given.shape)
 
 
@@ -75,9 +75,9 @@ def version_of(distribution: str) -> str:
 
 
 def wheel_folder() -> Path:
-    """Return the wheel's folder, without importing it.
+    """Return the folder of the wheel, without importing the wheel.
 
-    Raises NoRuntime if it is missing.
+    Raises NoRuntime if the folder is missing.
     """
     spec = find_spec("executorch")
     locations = spec.submodule_search_locations if spec is not None else None

@@ -53,6 +53,7 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
     not fit the method.
     """
     calls = [call for call in plan.calls if call is not None]
+    # without an entry, the operators of all calls are unknown
     handles: Sequence[Any] = [None] * len(calls)
     maps: Sequence[Mapping[str, Any]] = [{}] * len(plan.delegates)
     operators: Mapping[str, Any] = {}
@@ -68,8 +69,11 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
             )
 
     def origin(debug_handles: Sequence[Any]) -> Origin:
-        """Return the operators with these debug handles, and their source lines."""
-        # dictionaries keep the order, and have each name once
+        """Return the operators with these debug handles, and their source lines.
+
+        Unknown handles are left out.
+        """
+        # keys of a dictionary are a set that keeps the order
         names: dict[str, None] = {}
         lines: dict[str, None] = {}
         for handle in debug_handles:
@@ -84,9 +88,10 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
     for call, handle in zip(calls, handles, strict=True):
         if isinstance(call, DelegateCall):
             number = call.delegate_index
+            # debug identifier inside of the delegate -> its origin
             inside = {
-                identifier: origin(listed)
-                for identifier, listed in maps[number].items()
+                identifier: origin(debug_handles)
+                for identifier, debug_handles in maps[number].items()
             }
             name = f"{plan.delegates[number].id} {number}"
             steps.append(Step(name, origin([handle]), inside))
@@ -95,7 +100,7 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
             name = str(plan.operators[call.op_index])
         elif isinstance(call, JumpFalseCall):
             name = "jump"
-        else:
+        else:  # a FreeCall counts as a move, too
             name = "move"
         steps.append(Step(name, origin([handle])))
     return steps

@@ -66,7 +66,7 @@ class StockProgram:
         load_device_halves(backends)
         if any(name.startswith(f"{NAMESPACE}::") for name in kernels):
             load_quantized_kernels()
-        data_path = next(iter(data), None)
+        data_path = data[0] if data else None
         self._program = _translate_errors(
             path, lambda: stock_runtime().load_program(path, data_path=data_path)
         )
@@ -78,7 +78,7 @@ class StockProgram:
         return list(self._plans)
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Return a function that runs a method; it keeps the program alive."""
+        """Load a method; return a function that takes the original method's arguments."""
         if name not in self._plans:
             raise InputError(
                 "input-invalid", f"there is no method {name!r}; methods: {self.methods}"
@@ -96,13 +96,14 @@ class StockProgram:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             flat = flatten_call(takes, args, kwargs, names)
+            # Pass constant inputs as in the file: the runtime refuses an equal value of
+            # another type, such as 2 for 2.0.
             for k in check_fixed_inputs(plan, flat, names_of_inputs):
-                # The runtime refuses an equal value of another type, such as 2 for 2.0.
                 flat[k] = getattr(plan.values[plan.inputs[k]].value, "value", None)
             check_input_ranges(plan, flat, names_of_inputs)
             for k, position in enumerate(plan.inputs[: len(flat)]):
                 flat[k] = _with_strides_of_file(flat[k], plan.values[position].value)
-            # ``self`` keeps the program, which ``loaded`` needs.
+            # ``loaded`` needs ``self._program``, which this reference to self keeps alive.
             outputs = _translate_errors(self._path, lambda: loaded.execute(flat))
             return unflatten_result(returns, list(outputs))
 
@@ -120,7 +121,10 @@ class StockProgram:
             _translate_errors(self._path, partial(self._program.load_method, name))
 
     def _check_backends(self, backend_ids: Iterable[str]) -> None:
-        """Raise NoRuntime for missing backends; the runtime reports only an error number."""
+        """Raise NoRuntime if the runtime lacks one of the backends.
+
+        The runtime itself would report only an error number.
+        """
         known = stock_runtime().backend_registry.registered_backend_names
         missing = sorted(set(backend_ids) - set(known))
         if missing:
@@ -140,13 +144,17 @@ class StockProgram:
 
 
 def _with_strides_of_file(given: Any, record: Any) -> Any:
-    """Return an input with the strides of its record; the runtime accepts no others."""
+    """Return an input with the strides that its record in the file has.
+
+    The runtime refuses other strides.
+    """
     if not isinstance(given, torch.Tensor) or not isinstance(record, Tensor):
         return given
     order = list(record.dim_order)
     if sorted(order) != list(range(given.dim())):
         # The runtime refuses a tensor of another rank.
         return given
+    # Make the tensor contiguous in the file's dimension order, then undo the order.
     inverse = [order.index(k) for k in range(len(order))]
     return in_c_order(given.permute(order)).permute(inverse)
 
@@ -169,8 +177,11 @@ def judge_loading(path: Path) -> Verdict:
     """Return whether ExecuTorch's runtime loads all methods of a file."""
     name = "executorch.runtime"
     try:
-        program = StockProgram(path, sorted(path.parent.glob(f"{path.stem}.*.ptd"))[:1])
+        # the runtime takes at most one data file
+        data = sorted(path.parent.glob(f"{path.stem}.*.ptd"))[:1]
+        program = StockProgram(path, data)
         for method in program.methods:
+            # loads the method; raises if the runtime refuses it
             program.method(method)
     except (InputError, FormatError) as e:
         return Verdict(name, False, e.message)

@@ -37,7 +37,8 @@ class HostTensor:
     def read(self) -> torch.Tensor:
         """Return the current content.
 
-        Raises FormatError if nothing was written yet, InputError for a caller's buffer.
+        Raises FormatError if nothing was written yet. Raises InputError for a buffer that
+        the caller has to provide.
         """
         if self.content is None:
             if self.table.allocation is None and self.table.extra is not None:
@@ -59,7 +60,7 @@ class HostTensor:
         self.expect(value, "damaged .pte file: a tensor is computed")
         if self.content is None or self.content.shape != value.shape:
             if self.memory is None:
-                # an output has no planned memory if the caller has to provide it
+                # an output without planned memory: ExecuTorch's caller provides it
                 self.memory = reserve(nbytes(self.table))
             self.content = arrange(
                 self.memory, self.dtype, value.shape, self.table.dim_order
@@ -67,9 +68,10 @@ class HostTensor:
         self.content.copy_(value)
 
     def expect(self, value: torch.Tensor, action: str) -> None:
-        """Raise FormatError unless a content has the type and the sizes of the file.
+        """Raise FormatError unless ``value`` has the type and sizes in the file.
 
-        ``action`` begins the error: "a tensor is computed" (as float32 of sizes ...).
+        ``action`` begins the error text. Example: with "a tensor is computed", the text
+        is "a tensor is computed as torch.float32 of sizes [2]; the file declares ...".
         """
         if value.dtype != self.dtype or not self.fits(value.shape):
             text = (
@@ -79,7 +81,10 @@ class HostTensor:
             raise FormatError("format-invalid", text)
 
     def expect_input(self, value: object, name: str) -> torch.Tensor:
-        """Return the caller's tensor for an input. Raises InputError for other values."""
+        """Return ``value`` if it fits this input; raise InputError otherwise.
+
+        ``name`` is that of the input.
+        """
         if isinstance(value, torch.Tensor) and value.is_nested:
             given = "a nested tensor"
         elif isinstance(value, torch.Tensor):
@@ -113,12 +118,12 @@ class HostTensor:
 
 
 def reserve(size: int) -> torch.Tensor:
-    """Return ``size`` bytes that are zero."""
+    """Return a tensor of ``size`` zero bytes."""
     import numpy as np
 
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
-    # unlike torch.zeros, this takes no memory for pages until they are written
+    # unlike torch.zeros, numpy takes no memory for a page before it is written
     return torch.from_numpy(np.zeros(size, np.uint8))
 
 
@@ -131,9 +136,9 @@ def dtype_of(table: Tensor) -> torch.dtype:
 def arrange(
     memory: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int], order: Sequence[int]
 ) -> torch.Tensor:
-    """Return the first bytes of ``memory`` as a tensor.
+    """Return a tensor of these sizes that is a view of the first bytes of ``memory``.
 
-    ``order`` lists the dimensions as they lie in memory, the outermost first.
+    ``order`` lists the dimensions from the outermost to the innermost in memory.
     """
     count = math.prod(sizes)
     flat = memory[: count * dtype.itemsize].view(dtype)

@@ -50,13 +50,16 @@ class Builder:
     def finish(
         self, root: int, identifier: str, header: Callable[[int], bytes]
     ) -> bytes:
-        """Return the buffer, with ``header(size of the buffer)`` after the identifier.
+        """Return the buffer, with a header after the identifier.
 
-        The length of the header must not depend on the size.
+        ``header`` returns the header for the size of the whole buffer. All of its
+        results must have the same length.
         """
         buffer = self._builder.finish(root, identifier)
-        header_size = len(header(0)) + -len(header(0)) % ALIGNMENT
-        # The header moves the root table. All other offsets are relative.
+        header_size = len(header(0))
+        header_size += -header_size % ALIGNMENT
+        # The header moves the root table. Only the offset of this table counts from the
+        # start of the buffer, so only this one changes.
         (root_offset,) = struct.unpack_from("<I", buffer)
         struct.pack_into("<I", buffer, 0, root_offset + header_size)
         size = len(buffer) + header_size
@@ -70,7 +73,8 @@ class Builder:
         stored: list[flatbuffer_builder.Field] = []
         field_count = 0
         for field in fields_of(type(table)):  # type: ignore[arg-type]
-            # a union has two fields; one id too many costs nothing
+            # A union also uses the next id. For other fields, the builder accepts a
+            # count that is too large by one.
             field_count = max(field_count, field.id + 2)
             stored += self._store(field, getattr(table, field.name))
         # the widest first, so that no field needs padding
@@ -78,7 +82,10 @@ class Builder:
         return self._builder.table(field_count, stored)
 
     def _store(self, field: Field, value: Any) -> list[flatbuffer_builder.Field]:
-        """Add a value and return its fields; none for the default, which is not stored."""
+        """Add a value and return its fields in the table.
+
+        There are none for a default value, and two for a union.
+        """
         kind = field.kind
         if isinstance(kind, Scalar):
             form = "<" + kind.form
@@ -89,6 +96,7 @@ class Builder:
         if isinstance(kind, Either):
             if value is None:
                 return []
+            # 0 means that the union is absent
             number = kind.members.index(type(value)) + 1
             return [
                 flatbuffer_builder.Field(field.id, "uint8", number),
@@ -100,7 +108,7 @@ class Builder:
         return [flatbuffer_builder.Field(field.id, "offset", position)]
 
     def _add_referred(self, kind: Kind, value: Any) -> int | None:
-        """Add a value that a table refers to; return its position, None for no value."""
+        """Add a value that a table refers to; return its position, or None if absent."""
         if isinstance(kind, Text):
             return self._builder.string(value) if value else None
         if isinstance(kind, Numbers):

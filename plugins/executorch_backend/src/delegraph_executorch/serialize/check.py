@@ -55,7 +55,7 @@ def nbytes(tensor: Tensor) -> int:
 class _Check:
     """Checks a file. ``subject`` parameters name the checked thing in errors.
 
-    ``where``: the method that is being checked.
+    ``where`` names the checked method, or the program, in errors.
     """
 
     def __init__(self, file: ProgramFile) -> None:
@@ -95,7 +95,7 @@ class _Check:
         return damaged(".pte file", f"{self.where}: {why}")
 
     def _check_index(self, index: int, listed: Sequence[Any], subject: str) -> None:
-        """Raise FormatError unless a list has an element at ``index``."""
+        """Raise FormatError unless ``listed`` has an element at ``index``."""
         if not 0 <= index < len(listed):
             raise self._fault(f"{subject} has index {index} in a list of {len(listed)}")
 
@@ -128,7 +128,7 @@ class _Check:
         plan: ExecutionPlan,
         subject: str,
     ) -> None:
-        """Check a value; elements of a list must be ``values`` of the right kind."""
+        """Check a value. A list refers to elements in ``values`` of the right kind."""
         if value is None:
             raise self._fault(f"{subject} has no type")
         if isinstance(value, Tensor):
@@ -151,13 +151,17 @@ class _Check:
     def _check_tensor(self, tensor: Tensor, plan: ExecutionPlan, subject: str) -> None:
         """Check sizes, memory and data of a tensor."""
         rank = len(tensor.sizes)
-        if rank > MAX_RANK or len(tensor.dim_order) != rank:
+        if rank > MAX_RANK:
+            raise self._fault(
+                f"{subject} has {rank} dimensions; at most {MAX_RANK} are supported"
+            )
+        if len(tensor.dim_order) != rank:
             raise self._fault(
                 f"{subject} has {rank} dimensions, but {len(tensor.dim_order)} in its"
                 " dimension order"
             )
-        is_order = sorted(tensor.dim_order) == list(range(rank))
-        if any(size < 0 for size in tensor.sizes) or not is_order:
+        is_permutation = sorted(tensor.dim_order) == list(range(rank))
+        if any(size < 0 for size in tensor.sizes) or not is_permutation:
             raise self._fault(
                 f"{subject} has invalid sizes {tensor.sizes} or an invalid dimension order"
                 f" {tensor.dim_order}"
@@ -170,9 +174,9 @@ class _Check:
             size = nbytes(tensor)
         except ValueError as e:
             raise self._fault(f"{subject}: {e}") from None
-        # strides count a size of 0 as 1, and must be addressable, too
-        extent = math.prod(max(1, s) for s in tensor.sizes)
-        if max(extent, size) > ADDRESSABLE:
+        # Strides must be addressable, too. They are products of sizes, with 1 for 0.
+        largest_stride = math.prod(max(1, s) for s in tensor.sizes)
+        if max(largest_stride, size) > ADDRESSABLE:
             raise self._fault(
                 f"{subject} has the sizes {tensor.sizes}, too large for any memory"
             )
@@ -192,9 +196,11 @@ class _Check:
             return
         memory_id = allocation.memory_id
         if not 0 < memory_id < len(plan.memory_sizes):
+            # memory 0 is not used
+            count = max(0, len(plan.memory_sizes) - 1)
             raise self._fault(
-                f"{subject} is in memory {memory_id}, but the method has"
-                f" {len(plan.memory_sizes)} memories"
+                f"{subject} is in memory {memory_id}, but the method has {count}"
+                " memories, numbered from 1"
             )
         if allocation.offset + size > plan.memory_sizes[memory_id]:
             raise self._fault(f"{subject} reaches beyond the end of memory {memory_id}")
@@ -221,7 +227,7 @@ class _Check:
             )
 
     def _offsets_of_contents(self, tensor: Tensor, subject: str) -> SubsegmentOffsets:
-        """Return the offsets among which a tensor has its own: of constants or states."""
+        """Return the offsets of constants or of states, as the tensor is one of these."""
         if tensor.allocation is None:
             return self.program.constant_segment or SubsegmentOffsets()
         number = 0 if tensor.extra is None else tensor.extra.mutable_data_segments_idx
@@ -233,7 +239,7 @@ class _Check:
         return self.program.mutable_data_segments[number]
 
     def _check_delegate(self, delegate: BackendDelegate) -> None:
-        """Check that the blob of a delegate exists."""
+        """Raise FormatError unless the file has the blob of a delegate."""
         if delegate.processed is None:
             raise self._fault(f"a delegate of {delegate.id!r} has no blob")
         inline = delegate.processed.location == BlobLocation.INLINE

@@ -59,7 +59,7 @@ class SegmentedFile:
         segments: Sequence[Segment | Part],
         finish: Callable[[tuple[DataSegment, ...]], _Structure],
     ) -> None:
-        # offset and segment; a part is written with the segment that contains it
+        # (offset from the base, segment), without parts: their segments contain them
         self._written: list[tuple[int, Segment]] = []
         table: list[DataSegment] = []
         end = 0
@@ -68,7 +68,8 @@ class SegmentedFile:
                 offset = table[segment.segment].offset + segment.start
                 table.append(DataSegment(offset, segment.size))
                 continue
-            start = end + -end % math.lcm(LEAST_ALIGNMENT, segment.alignment)
+            alignment = math.lcm(LEAST_ALIGNMENT, segment.alignment)
+            start = end + -end % alignment
             self._written.append((start, segment))
             end = start + len(segment.content)
             table.append(DataSegment(start, len(segment.content)))
@@ -82,12 +83,13 @@ class SegmentedFile:
     def write_to(self, file: BinaryIO) -> None:
         """Append the bytes to ``file``."""
         file.write(self._structure)
-        if not self._base:
+        if not self._base:  # no segment has bytes
             return
         position = len(self._structure)
         for offset, segment in self._written:
             start = self._base + offset
-            file.write(bytes(start - position))
+            padding = bytes(start - position)
+            file.write(padding)
             write_content(segment.content, file)
             position = start + len(segment.content)
 
@@ -179,8 +181,10 @@ def _end(segments: Sequence[DataSegment]) -> int:
 
 
 def _base(size: int, segments_size: int) -> int:
-    """Return the base after a flatbuffer of ``size`` bytes.
+    """Return the base of segments that follow a flatbuffer of ``size`` bytes.
 
-    Without segments, it is 0, as runtimes expect.
+    If the segments have no bytes, the base is 0, as runtimes expect.
     """
-    return size + -size % SEGMENT_ALIGNMENT if segments_size else 0
+    if segments_size == 0:
+        return 0
+    return size + -size % SEGMENT_ALIGNMENT

@@ -43,9 +43,9 @@ class DataFile:
 def open_bytes(path: Path) -> memoryview:
     """Return the bytes of a file.
 
-    A large file is mapped, so only the pages in use are loaded. Do not truncate it
-    while it is open. The bytes are writable, because torch does not share read-only
-    memory. Writing does not change the file.
+    A large file is mapped, so only the pages in use are loaded. Do not truncate a file
+    while its bytes are in use. The bytes are writable, because torch does not share
+    read-only memory. Writes to them do not change the file.
     """
     if path.stat().st_size < MAPPED:
         return memoryview(bytearray(path.read_bytes()))
@@ -56,9 +56,8 @@ def open_bytes(path: Path) -> memoryview:
 def read_program(data: Bytes) -> ProgramFile:
     """Read a ``.pte`` file.
 
-    Raises FormatError for a damaged file or an unknown version.
-
-    References of values and instructions are not checked: use ``check_program``.
+    Raises FormatError for a damaged file or an unknown version. ``check_program`` checks
+    the references of values and instructions.
     """
     view = memoryview(data).cast("B")
     file_kind = ".pte file"
@@ -115,12 +114,16 @@ def _find_parts(
 ) -> _FileParts:
     """Return the parts of a file. A file without a header has no segments.
 
-    A header has ``magic``, its own size, and in ``form`` the fields of ``_FileParts``.
+    A header begins with ``magic`` and its own size, each of four bytes. Then it has the
+    fields of ``_FileParts``; ``form`` is their ``struct`` format.
     """
+    without_segments = _FileParts(len(view), len(view), 0)
     least_size = 8 + struct.calcsize(form)
-    if len(view) < _HEADER + least_size or bytes(view[_HEADER : _HEADER + 4]) != magic:
-        return _FileParts(len(view), len(view), 0)
-    header_size = struct.unpack_from("<I", view, _HEADER + 4)[0]
+    if len(view) < _HEADER + least_size:
+        return without_segments
+    found_magic, header_size = struct.unpack_from("<4sI", view, _HEADER)
+    if found_magic != magic:
+        return without_segments
     size, base, segments_size = struct.unpack_from(form, view, _HEADER + 8)
     if header_size < least_size:
         raise damaged(
@@ -128,13 +131,15 @@ def _find_parts(
             f"its header has {header_size} bytes; it needs at least {least_size}",
         )
     end = base + segments_size
-    if size > len(view) or (base and (base < size or end > len(view))):
+    # base 0: the file has no segments
+    segments_fit = base == 0 or (base >= size and end <= len(view))
+    if size > len(view) or not segments_fit:
         raise damaged(
             file_kind,
             f"its header declares {size} bytes and segments up to byte {end}; the file"
             f" has {len(view)} bytes",
         )
-    if not base:
+    if base == 0:
         return _FileParts(size, size, 0)
     return _FileParts(size, base, segments_size)
 

@@ -74,7 +74,8 @@ class Unpacker:
             inner = table.table(field.id, field.name)
             return None if inner is None else self.table(kind.cls, inner)
         assert isinstance(kind, (Numbers, Tables))
-        # Runtimes read the vector without checking that it is present.
+        # Runtimes read a required vector without checking that it is present. A vector
+        # that is absent has the offset 0.
         if not kind.optional and not table.scalar(field.id, "I"):
             raise table.damaged(f"{field.name} is missing")
         if isinstance(kind, Numbers):
@@ -86,6 +87,8 @@ class Unpacker:
 
     def _union(self, field: Field, kind: Either, table: Table) -> Any:
         """Return the table of a union; None if it is absent."""
+        # The first field is the number of the member, counted from 1. The next field
+        # refers to the table.
         number = table.scalar(field.id, "B")
         if number > len(kind.members):
             raise table.damaged(
@@ -100,7 +103,7 @@ class Unpacker:
 def _scalar(field: Field, kind: Scalar, table: Table) -> Any:
     """Return a number; FormatError if it is none of an enumeration's values."""
     if kind.form == "d":
-        # ``Table.scalar`` reads integers only
+        # ``Table.scalar`` reads integers only: read the bits of the float as an integer
         default = struct.unpack("<q", struct.pack("<d", kind.default))[0]
         bits = table.scalar(field.id, "q", default)
         return struct.unpack("<d", struct.pack("<q", bits))[0]

@@ -31,7 +31,7 @@ class ArgumentCounts(NamedTuple):
 def blob_arguments(blob: memoryview) -> ArgumentCounts | None:
     """Return the number of inputs and outputs of a blob.
 
-    Return None for a blob that cannot be read: XNNPACK refuses it later.
+    Return None for a blob that cannot be read: XNNPACK refuses such a blob later.
     """
     if len(blob) < HEADER.size:
         return None
