@@ -69,24 +69,32 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
     modules = "delegraph_executorch.bridging"
     return [
         PartitionerSpec(
-            "xnnpack", "xnnpack", f"{modules}.xnnpack:XnnpackPartitioner", default=True
+            name="xnnpack",
+            backend="xnnpack",
+            target=f"{modules}.xnnpack:XnnpackPartitioner",
+            default=True,
         ),
         PartitionerSpec(
-            "coreml", "coreml", f"{modules}.coreml:CoreMLPartitioner", default=True
+            name="coreml",
+            backend="coreml",
+            target=f"{modules}.coreml:CoreMLPartitioner",
+            default=True,
         ),
         PartitionerSpec(
-            "vulkan", "vulkan", f"{modules}.vulkan:VulkanPartitioner", default=True
+            name="vulkan",
+            backend="vulkan",
+            target=f"{modules}.vulkan:VulkanPartitioner",
+            default=True,
         ),
     ]
 
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
-    runtime = "delegraph_executorch.bridging.xnnpack:XnnpackRuntime"
     return [
         RuntimeSpec(
-            "xnnpack",
-            runtime,
+            backend="xnnpack",
+            target="delegraph_executorch.bridging.xnnpack:XnnpackRuntime",
             requires=NEEDS,
             native="a program for XNNPACK, which does not check it",
         )
@@ -95,23 +103,23 @@ def delegraph_runtimes() -> list[RuntimeSpec]:
 
 @hookimpl
 def delegraph_quantizers() -> list[QuantizerSpec]:
-    target = "delegraph_executorch.bridging.quantizer:make_xnnpack_quantizer"
-    hint = f"{HINT}, and pip install delegraph-quantize"
     return [
         QuantizerSpec(
-            "xnnpack", target, requires=(*NEEDS, "torchao"), install_hint=hint
+            backend="xnnpack",
+            target="delegraph_executorch.bridging.quantizer:make_xnnpack_quantizer",
+            requires=(*NEEDS, "torchao"),
+            install_hint=f"{HINT}, and pip install delegraph-quantize",
         )
     ]
 
 
 @hookimpl
 def delegraph_formats() -> list[FormatSpec]:
-    summary = "a whole program for ExecuTorch's runtime"
     return [
         FormatSpec(
-            ".pte",
-            "delegraph_executorch.format:PteFormat",
-            summary,
+            suffix=".pte",
+            target="delegraph_executorch.format:PteFormat",
+            summary="a whole program for ExecuTorch's runtime",
             runtimes=("executorch",),
         )
     ]

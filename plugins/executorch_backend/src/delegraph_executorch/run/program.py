@@ -76,8 +76,8 @@ class HostProgram:
     def method(self, name: str) -> Callable[..., Any]:
         """Return a function that takes the arguments of the module's method.
 
-        Files of other tools do not have the structure of arguments and results. Their
-        methods take and return flat lists.
+        Files of other tools do not store how arguments and results are nested. The
+        methods of such files take and return flat lists.
         """
         container = self._plan_of(name).container
         takes = structure_of(container, "inputs")
@@ -159,7 +159,7 @@ class HostProgram:
                 convention = convention_in_file(
                     delegate.id, blob, values, output_counts[position]
                 )
-                # a convention that the file stores wins
+                # data in the file win over a convention with the same key
                 named = convention | named
                 break
         return self._load(

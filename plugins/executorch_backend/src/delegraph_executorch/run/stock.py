@@ -110,9 +110,10 @@ class StockProgram:
         return call
 
     def _load_sharing_methods(self) -> None:
-        """Load all methods that share buffers, before the first call.
+        """Load all methods that share buffers, before the first call of one of them.
 
-        Loading a method resets its buffers to their first values.
+        Loading a method resets its buffers to their first values. The runtime's program
+        keeps the loaded methods.
         """
         for name in self._sharing:
             self._check_backends(

@@ -174,9 +174,10 @@ class _Check:
             size = nbytes(tensor)
         except ValueError as e:
             raise self._fault(f"{subject}: {e}") from None
-        # Strides must be addressable, too. They are products of sizes, with 1 for 0.
-        largest_stride = math.prod(max(1, s) for s in tensor.sizes)
-        if max(largest_stride, size) > ADDRESSABLE:
+        # Strides must be addressable, too. They count a size of 0 as 1, so they may be
+        # large although the tensor has no elements.
+        stride_bound = math.prod(max(1, s) for s in tensor.sizes)
+        if max(stride_bound, size) > ADDRESSABLE:
             raise self._fault(
                 f"{subject} has the sizes {tensor.sizes}, too large for any memory"
             )
@@ -227,7 +228,7 @@ class _Check:
             )
 
     def _offsets_of_contents(self, tensor: Tensor, subject: str) -> SubsegmentOffsets:
-        """Return the offsets of constants or of states, as the tensor is one of these."""
+        """Return the offsets of constants for a constant, and of states for a state."""
         if tensor.allocation is None:
             return self.program.constant_segment or SubsegmentOffsets()
         number = 0 if tensor.extra is None else tensor.extra.mutable_data_segments_idx

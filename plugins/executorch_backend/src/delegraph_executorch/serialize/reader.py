@@ -56,8 +56,8 @@ def open_bytes(path: Path) -> memoryview:
 def read_program(data: Bytes) -> ProgramFile:
     """Read a ``.pte`` file.
 
-    Raises FormatError for a damaged file or an unknown version. ``check_program`` checks
-    the references of values and instructions.
+    Raises FormatError for a damaged file or an unknown version. References of values and
+    instructions are checked by ``check_program``, not here.
     """
     view = memoryview(data).cast("B")
     file_kind = ".pte file"
