@@ -65,6 +65,19 @@ WRONG = {
     "a negative one": program_that_sums(t.Int(-1)),
     "one of quantized tensors": program_that_sums(t.Int(12)),
     "a text for a type": program_that_sums(t.String("float")),
+    "a list with an input for a type": program(
+        [
+            tensor(4),
+            t.IntList(()),
+            t.Bool(False),
+            t.IntList((5,)),
+            tensor(at=64),
+            t.Int(6),
+        ],
+        [(SUM, (0, 1, 2, 3, 4, 4))],
+        [0, 5],
+        [4],
+    ),
     "a number for dimensions": program_that_sums(dims=t.Int(0)),
     "numbers for dimensions": program_that_sums(dims=t.DoubleList((0.0,))),
     "a number for a bool": program_that_sums(keep=t.Int(1)),
@@ -209,6 +222,14 @@ def test_a_number_that_becomes_another_kind_is_noticed() -> None:
         load_content(
             program(values, [t.MoveCall(6, 5), (SUM, (0, 1, 2, 3, 4, 4))], [0], [4])
         ).run("forward", [torch.ones(4)])
+
+
+def test_float_in_a_list_of_sizes_is_noticed() -> None:
+    values = [tensor(4), t.IntList((3,)), tensor(4, at=64), t.Int(4), t.Double(4.0)]
+    view = ("aten::view_copy.out", (0, 1, 2, 2))
+    loaded = load_content(program(values, [t.MoveCall(4, 3), view], [0], [2]))
+    with pytest.raises(FormatError, match=r"argument 1 4.0 among integers"):
+        loaded.run("forward", [torch.ones(4)])
 
 
 # --- integers -------------------------------------------------------------------------

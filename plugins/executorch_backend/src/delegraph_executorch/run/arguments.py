@@ -314,12 +314,15 @@ class _Arguments:
         at_run_time = []
         for number, index in enumerate(call.args):
             argument = accepted[number]
+            value = self.values[index]
             is_operand = argument is not _RESULT
-            may_vary = not {*argument.kinds}.isdisjoint(_REPLACEABLE)
-            if is_operand and may_vary and index in self.varying:
+            if is_operand and index in self.varying:
                 at_run_time.append(RunTimeArgument(number, argument))
-                continue
-            why = argument.why_not(self.values[index])
+                # A list stays a list when its elements vary, so check it here as well.
+                takes_number = any(kind in _REPLACEABLE for kind in argument.kinds)
+                if takes_number and not isinstance(value, IntList):
+                    continue
+            why = argument.why_not(value)
             if why:
                 raise self._fault(position, f"has as argument {number} {why}")
         return at_run_time
