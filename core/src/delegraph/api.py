@@ -90,24 +90,25 @@ def lower(
     backend, and the reasons for the operators on the host.
 
     ``program``: an nn.Module in eval mode with ``example_inputs`` (a tuple, or a single
-    tensor); an ExportedProgram; a mapping from method names to either, with mappings by
-    method for ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes``; or an
-    object of a type that a plugin reads (``ModelSpec``).
+    tensor); an ExportedProgram; or an object of a type that a plugin reads
+    (``ModelSpec``). For several methods, a mapping from method names to modules or
+    ExportedPrograms; then ``example_inputs``, ``example_kwargs`` and
+    ``dynamic_shapes`` are mappings from method names, too.
 
-    ``backends``: names in order of preference, Partitioners, or both; [] leaves
+    ``backends``: a list of names and Partitioners, in order of preference; [] leaves
     everything on the host. None: the backends for which ``options`` are given; without
     options, the only usable backend, or the one that is declared as the default. The
-    report then names the choice. ``options``: {backend name: {option: value}}.
+    report then names these backends. ``options``: {backend name: {option: value}}.
 
     ``transforms``: functions from program to program, called with the normalized
     program. ``require_full``: raise NotFullyDelegated, which lists the operators, if
     any is left to the host. ``registry``: the plugins; None: those that are installed.
 
     ``compiler``: compiles the partitions, such as
-    ``delegraph_workers.Compiler(cache=..., isolation="process")``. None: partitions are
-    compiled in this process, one after the other. But if the environment variable
-    ``DELEGRAPH_CACHE`` is set, or a backend needs isolation, the installed default
-    compiler is used.
+    ``delegraph_workers.Compiler(cache=..., isolation="process")``. None: the installed
+    default compiler, if the environment variable ``DELEGRAPH_CACHE`` is set or a backend
+    needs isolation. Otherwise partitions are compiled in this process, one after the
+    other.
 
     If a backend refuses a call that has only constant operands, ``lower`` computes the
     call itself, unless the result has more than 16 MiB. A number that the model reads
@@ -133,6 +134,7 @@ def lower(
     with compiler.session(registry_of_names, names) as session:
         partitioners = _named_partitioners(backends, options, registry)
         model = None
+        # objects that a plugin reads come with their own example inputs
         if example_inputs is None:
             model = _model_of_plugin(program, registry)
         if model is not None:
@@ -145,6 +147,7 @@ def lower(
         sources = sources_by_method(
             program, example_inputs, example_kwargs, dynamic_shapes
         )
+        # The report may call a partitioner again only if it was made here, from a name.
         turns = [
             Turn(
                 name,
@@ -207,26 +210,27 @@ def load(
     max_iterations: int | None = None,
     allow_native: bool = True,
 ) -> LoadedProgram:
-    """Read a saved program. The result and its methods are called like the program that
-    was saved.
+    """Read a saved program. Call the result, or its methods, like the program that was
+    saved.
 
-    The path's suffix chooses the format. A file of a single delegate, such as
-    ``.tosa``, takes the tensors that ``forward`` takes, one by one and in the same
-    order, and returns a flat tuple.
+    The path's suffix chooses the format. The program of a file of a single delegate,
+    such as ``.tosa``, is called with the tensors of ``forward``, one by one and in the
+    same order. It returns a flat tuple.
 
     ``runtime``: a runtime that executes the whole file, such as ``"executorch"`` for
     ``.pte``. None: each delegate runs in its backend's runtime, which loads the blob at
     the first call. ``max_memory`` (in bytes) and ``max_iterations`` (of all loops of a
     call): limits for files that are not trusted; None: the limits of the format
-    (``.pte``: 8 GiB and 100000). ``allow_native=False``: raise InputError for a file
-    with delegates that are native code, or programs for a compiler in this process
-    (SECURITY.md). The result's ``native_blobs`` names them.
+    (``.pte``: 8 GiB and 100000). ``allow_native=False``: raise InputError if the blob of
+    a delegate is native code, or is input of a compiler in this process (SECURITY.md).
+    The result's ``native_blobs`` names the backends of such delegates.
 
     Raises FormatNotFound if no plugin declares the format, OptionError if the format
     cannot be read or has no such limit, FormatError for a damaged file, NoRuntime if a
     runtime is missing.
     """
-    with TRACING:  # a lock: a format may trace, or call torch.export.load
+    # a lock, because a format may trace with torch or call torch.export.load
+    with TRACING:
         return FileFormat(path, registry or default_registry()).load(
             runtime,
             allow_native=allow_native,
@@ -258,12 +262,13 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
 
 
 def _default_compiler(registry: Registry) -> tuple[Compiler, str | None]:
-    """Return the compiler for a call of ``lower`` that passes none, and a note for the
-    report, or None.
+    """Return the compiler for a call of ``lower`` without ``compiler``, and a note for
+    the report or None.
 
-    If an environment variable in ``CACHE_VARIABLES`` is set, the user wants a cache:
-    then this is the installed default compiler, which has one. If none is installed,
-    the compiler has no cache, and the note is the reason.
+    If an environment variable in ``CACHE_VARIABLES`` is set, the user wants a cache.
+    Then return the installed default compiler, which has a cache. If no compiler is
+    installed, or no cache is wanted, return ``Serial``, which has no cache. The note is
+    the reason why a wanted cache is missing.
     """
     wanted = next((name for name in CACHE_VARIABLES if os.environ.get(name)), None)
     if wanted is None:
@@ -291,11 +296,10 @@ def _expect_choices(options: Any, transforms: Any, compiler: Any) -> None:
         raise OptionError(
             "option-invalid", f"transforms is a list of functions, not {transforms!r}"
         )
-    # an instance with the method, and not a class that the user forgot to call
-    has_sessions = callable(getattr(compiler, "session", None)) and not isinstance(
-        compiler, type
-    )
-    if compiler is not None and not has_sessions:
+    has_sessions = callable(getattr(compiler, "session", None))
+    # a class: the user forgot to make an object of it
+    is_class = isinstance(compiler, type)
+    if compiler is not None and (is_class or not has_sessions):
         text = (
             "compiler is an object with a method session, or None, not"
             f" {compiler!r:.80}"
@@ -305,8 +309,8 @@ def _expect_choices(options: Any, transforms: Any, compiler: Any) -> None:
 
 
 def _expect_backends(backends: Any) -> list[str | Partitioner]:
-    """Return ``backends`` as a list. Raises OptionError unless each is a name or a
-    Partitioner, and no name is there twice.
+    """Return ``backends`` as a list. Raises OptionError if one of them is neither a name
+    nor a Partitioner, or if a name occurs twice.
     """
     if isinstance(backends, (str, bytes, Partitioner)) or not isinstance(
         backends, Iterable
@@ -326,13 +330,15 @@ def _expect_backends(backends: Any) -> list[str | Partitioner]:
                 hint=hint,
             )
     names = [backend for backend in listed if isinstance(backend, str)]
-    if len(set(names)) < len(names):
-        text = f"backends names {next(n for n in names if names.count(n) > 1)!r} twice"
-        hint = (
-            "name it once; to ask it again with other options, pass"
-            " delegraph.get_partitioner(name, ...)"
-        )
-        raise OptionError("option-invalid", text, hint=hint)
+    for name in names:
+        if names.count(name) > 1:
+            hint = (
+                "name it once; to use it again with other options, pass"
+                " delegraph.get_partitioner(name, ...)"
+            )
+            raise OptionError(
+                "option-invalid", f"backends names {name!r} twice", hint=hint
+            )
     return listed
 
 

@@ -70,7 +70,9 @@ class PreprocessResult:
 
 
 def enforcedmethod(method: F) -> F:
-    """Mark a method that every backend must define, unless it is a shared base."""
+    """Mark a method that subclasses of ``BackendDetails`` must define; only shared bases
+    need not.
+    """
     method.__enforcedmethod__ = True  # type: ignore[attr-defined]
     return method
 
@@ -103,10 +105,11 @@ class BackendDetails(ABC):
         """Check the subclass ``cls`` when it is defined. ``abstract``: a shared base,
         which may lack enforced methods.
 
-        Raises ContractViolation for a missing method, or one with other parameters.
+        Raises ContractViolation if an enforced method is missing, or if ``preprocess``
+        or ``preprocess_multimethod`` has other parameters.
         """
         super().__init_subclass__(**kwargs)
-        # only the methods of this class have the mark: a subclass's own lack it
+        # A method that the subclass defines replaces the marked one, and has no mark.
         missing = [
             n
             for n in dir(cls)
@@ -136,7 +139,8 @@ class BackendDetails(ABC):
 
         The placeholders of ``edge_program`` are its constants, then its inputs; the
         program returns a flat tuple. In ``edge_program.graph_module.meta``, "method" is
-        the name of its method, and "partition" the tag that its partitioner gave it.
+        the model's method that contains the partition, and "partition" is the tag that
+        the partitioner gave to the partition.
         Raises Unsupported for a partition that cannot be compiled: ``delegraph.lower``
         then leaves the partition to the next backend or the host, and reports the
         reason.
@@ -146,16 +150,15 @@ class BackendDetails(ABC):
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
         """Return a text with everything that ``preprocess`` depends on besides its
-        arguments.
+        arguments, such as the compiler's version.
 
-        An example is the compiler's version. The text is stored with each delegate, for
-        the runtime's ``compatible``, and is part of a cache's keys. Those keys also
-        have the versions of the backend's own package, delegraph and torch, so the text
-        does not need them.
+        The text is stored with each delegate, for the runtime's ``compatible``, and is
+        part of a cache's keys. Those keys also have the versions of the backend's own
+        package, delegraph and torch, so the text does not need these versions.
 
         None means that results must not be cached. Return None in three cases: the
         dependencies are not known; ``preprocess`` writes files with these compile
-        specs; the result of ``preprocess`` depends on names or source lines.
+        specs; the result of ``preprocess`` depends on names of nodes or on source lines.
         """
         return None
 
@@ -188,12 +191,11 @@ class BackendDetails(ABC):
 
 
 def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> None:
-    """Raise ContractViolation unless the class has a callable method ``name``.
-
-    The method must take as many positional arguments as ``arguments`` has names, which
-    the error shows. Nothing is called.
+    """Raise ContractViolation unless ``cls.name`` can be called with as many positional
+    arguments as ``arguments`` has names. The error shows these names.
     """
     try:
+        # ``bind`` only counts the arguments, so their names serve as values
         inspect.signature(getattr(cls, name)).bind(*arguments)
     except TypeError as e:
         text = (
@@ -265,15 +267,14 @@ class DelegateMappingBuilder:
         Raises ContractViolation if the caller's identifier is missing, not wanted or in
         use.
         """
-        is_passed = identifier is not None
-        if is_passed == self._generated:
-            wanted = (
-                "generates its identifiers"
-                if self._generated
-                else "needs an identifier from you"
-            )
+        fault = None
+        if self._generated and identifier is not None:
+            fault = "generates its identifiers"
+        elif not self._generated and identifier is None:
+            fault = "needs an identifier from you"
+        if fault is not None:
             raise ContractViolation(
-                "contract-violation", f"this DelegateMappingBuilder {wanted}"
+                "contract-violation", f"this DelegateMappingBuilder {fault}"
             )
         key = len(self._map) if identifier is None else identifier
         if key in self._map:

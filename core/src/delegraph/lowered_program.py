@@ -148,7 +148,7 @@ class LoweredProgram(MethodPrograms):
 
         Raises InputError for an unknown name.
         """
-        return self._methods[self._known(name)]
+        return self._methods[self._checked_name(name)]
 
     @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -486,7 +486,7 @@ class LoweredProgram(MethodPrograms):
         without "forward".
         """
         if method is not None:
-            return self._known(method)
+            return self._checked_name(method)
         if "forward" in self._programs:
             return "forward"
         if len(self._programs) > 1:

@@ -44,17 +44,18 @@ __all__ = ["main", "parser", "run"]
 
 def run() -> NoReturn:
     """Run the command line of this process, then end the process with the exit code of
-    the command. This is the console script.
+    the command. This is the entry point of the ``delegraph`` program.
 
     The process ends by ``os._exit``, so that the teardown of a plugin's native code
-    cannot change the exit code. If native code crashes, the stack of Python is printed,
-    which shows the plugin's file.
+    cannot change the exit code.
     """
+    # if native code crashes, print Python's stack, which shows the plugin's file
     faulthandler.enable(file=2)
+    # if the import of a plugin takes seconds, print the stack, too
     import_by_name.shows_hangs = True
     code = main(ends_process=True)
-    # ``os._exit`` runs no exit handlers, which remove temporary files, for example. A
-    # handler that fails does not change the exit code.
+    # Exit handlers remove temporary files, for example, and ``os._exit`` does not run
+    # them. A handler that fails does not change the exit code.
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
     handlers are not restored.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    # the script of `delegraph completion` runs this program at each TAB
+    # a shell calls this program at each TAB (`delegraph completion`)
     if "_ARGCOMPLETE" in os.environ:
         from .completion import complete
 
@@ -132,7 +133,7 @@ def _stoppable(ends_process: bool) -> Iterator[None]:
         for s, handler in handlers.items()
         if handler in (signal.SIG_DFL, signal.default_int_handler)
     ]
-    last = -math.inf  # the time at which the last of these signals came
+    last = -math.inf  # the time of the last signal that ``stop`` handled
 
     def stop(number: int, frame: object) -> None:
         """The handler: raise KeyboardInterrupt with the signal, unless the signal is
@@ -162,17 +163,15 @@ def _flags(words: Sequence[str]) -> Sequence[str]:
 
 def _finish(words: Sequence[str]) -> int:
     """Run the command, print its result or error, and return the exit code."""
-    # --debug and --json are searched in the words, because an error may occur before the
-    # words are parsed
+    # search --debug and --json in the words: parsing the words may raise the error
     flags = _flags(words)
     debug = "--debug" in flags
-    # the text of --help or --version, which is the same with --json; otherwise None
-    text = None
+    help_text = None  # the text of --help or --version
     try:
         outcome = _run(words)
     except _HelpShown as e:
         outcome = Outcome("", {}, "")
-        text = str(e)
+        help_text = str(e)
     except Failed as e:
         # for a defect, --debug shows the traceback of the exception that caused it
         cause = e.error.__cause__ if e.error.code == "internal" else None
@@ -182,7 +181,9 @@ def _finish(words: Sequence[str]) -> int:
     except (Exception, SystemExit, import_by_name.ProcessExit) as e:
         # a command that exits has returned no result: that is a defect, too
         outcome = _failure(defect(e), debug, shown=e)
-    if text is None:
+    if help_text is not None:
+        text = help_text  # help is never printed as JSON
+    else:
         text = as_json(outcome) if "--json" in flags else outcome.text
     try:
         if text:
@@ -210,13 +211,13 @@ def _run(words: Sequence[str]) -> Outcome:
         tracebacks,
         import_by_name.exits_raise(),
     ):
-        # imported late because the module needs pluggy
+        # imported late: if pluggy is missing, this block reports the ImportError
         from ..command.compiler_flags import refuse_flags_of_absent_compilers
 
         _use_settings(_flags(words))
         command_line = parser(words)
-        # ``streams_guarded`` made ``sys.stdout`` write to stderr. Only the parser gets
-        # the original one back: for /dev/stdout, ``output_path`` needs its descriptor.
+        # ``streams_guarded`` made ``sys.stdout`` write to stderr. The parser gets the
+        # original stdout back, because ``--output /dev/stdout`` needs its descriptor.
         with contextlib.redirect_stdout(stdout):
             # not ``parse_args``: for unknown words, it would show the usage of
             # delegraph, and not the usage of the command
@@ -236,14 +237,14 @@ def _use_settings(flags: Sequence[str]) -> None:
     Call this before ``parser``, which loads plugins. Raises PluginUnavailable if the
     flag is given and delegraph-workers, which reads settings files, is not installed.
     """
-    # imported late because the module needs pluggy
+    # imported late because the module needs pluggy, which may be missing
     from ..discovery.first_party import provided
 
     for k, word in enumerate(flags):
         name, equals, value = word.partition("=")
         # ``--config=FILE`` or ``--config FILE``
         if name == "--config" and (equals or k + 1 < len(flags)):
-            # only for its error if delegraph-workers is missing
+            # the result is not needed: the call raises if delegraph-workers is missing
             provided("delegraph_workers.config:settings", "--config")
             os.environ["DELEGRAPH_CONFIG"] = os.path.abspath(
                 value if equals else flags[k + 1]
@@ -282,8 +283,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     which raises UsageError. If ``words`` are empty or begin with a flag, the parser only
     has the names and summaries of all commands, for --help.
     """
-    # imported late because the module needs pluggy; if pluggy is missing, ``defect``
-    # names it
+    # imported late because the module needs pluggy, which may be missing
     from .find_command import find_command, list_commands
 
     top = _Parser(
@@ -317,6 +317,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
             # warnings about broken plugins would clutter the help
             warnings.simplefilter("ignore", DelegraphWarning)
             for name, summary in list_commands():
+                # argparse formats the help with ``%``
                 commands.add_parser(name, help=printable(summary).replace("%", "%%"))
     return top
 
@@ -380,12 +381,11 @@ def _failure(
     shown: BaseException | None = None,
     content: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Print an error to stderr (with ``--json`` as well, for logs) and return the
-    outcome for it.
+    """Print an error to stderr, even with ``--json``, and return the outcome for it.
 
-    ``debug``: also print a traceback: that of the exception ``shown``, or that of
-    ``error`` if ``shown`` is None. ``content``: additional fields for JSON, such as a
-    report. The exit code is 2 for wrong usage, else 1.
+    ``debug``: also print the traceback of the exception ``shown``, or of ``error`` if
+    ``shown`` is None. ``content``: additional fields for JSON, such as a report. The
+    exit code is 2 for wrong usage, else 1.
     """
     if debug:
         terminal.tell("".join(traceback.format_exception(shown or error)), end="")

@@ -47,10 +47,12 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
     and end the process.
 
     ``make_parser``: function that returns the parser for the complete words of the
-    line. ``_ARGCOMPLETE`` is the number of words up to the program's name, inclusive.
+    line.
     """
     # item 3 of the result has the complete words before the cursor
     words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
+    # ``_ARGCOMPLETE`` is the number of words up to and including the program's name,
+    # such as 3 for ``python -m delegraph``
     typed = words[int(os.environ["_ARGCOMPLETE"]) :]
     with warnings.catch_warnings():
         # warnings would disturb the line that the user types
@@ -61,8 +63,8 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
             # the command does not exist or is broken, so there is nothing to complete
             os._exit(1)
         for action in _arguments(parser):
-            # FILE of a flag may be any file, and argcomplete offers all files for
-            # arguments without a completer
+            # A flag with FILE accepts any file, so it gets no completer: argcomplete
+            # then offers all files.
             if action.metavar in _COMPLETERS and not (
                 action.metavar == "FILE" and action.option_strings
             ):
@@ -114,7 +116,7 @@ def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
 
 
 def _readable_files(prefix: str, **_: Any) -> list[str]:
-    """Return the files that begin with ``prefix`` and have the suffix of a declared
+    """Return the paths that begin with ``prefix`` and have the suffix of a declared
     format.
     """
     suffixes = [spec.suffix for spec, _ in default_registry().declared(FormatSpec)]

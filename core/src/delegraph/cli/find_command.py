@@ -26,7 +26,7 @@ def list_commands() -> list[tuple[str, str]]:
     those of plugins.
 
     If several commands have one name, the user types ``distribution/name`` for those of
-    plugins. Imports the light modules of plugins, but no target.
+    plugins. The code of the commands is not imported, only the plugins' declarations.
     """
     declared = default_registry().declared(CommandSpec)
     names = [*BUILT_IN, *(spec.name for spec, _ in declared)]
@@ -46,7 +46,8 @@ def find_command(name: str) -> type[Command] | _PluginCommand:
     or PluginBroken.
     """
     if name in BUILT_IN:
-        # no file of the working directory can shadow a module of this package
+        # ``installed=False`` skips the search for files of the working directory that
+        # shadow the module: no file can shadow a module of this package
         command: type[Command] = load(BUILT_IN[name].target, installed=False)
         return command
     return _PluginCommand(default_registry().get(CommandSpec, name))
@@ -67,8 +68,8 @@ class _PluginCommand:
         """Run the plugin's command. Raises ContractViolation if the command returns no
         Outcome.
 
-        Other exceptions of the command become PluginFailed, which names the plugin. A
-        DelegraphError that the command raises on purpose does not name the plugin.
+        A DelegraphError of the command is raised without the plugin's name. Any other
+        exception becomes PluginFailed, which names the plugin.
         """
         work = PluginCall(self.target, "run", registry=default_registry())
         try:

@@ -38,15 +38,15 @@ class Backends:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        """List the backends, and the unusable plugins with unknown backends. With
+        """List the backends, and the unusable plugins whose backends are not known. With
         --available, also show which backends can run programs here.
         """
         with warnings.catch_warnings():
             # the list shows the faults of broken plugins
             warnings.simplefilter("ignore", DelegraphWarning)
             infos = default_registry().backends()
-        # Backends of plugins with these statuses are in ``infos``. A plugin of another
-        # status has backends there only if it has ``faults``, which are by backend.
+        # ``infos`` has the backends of plugins with these statuses, and of plugins with
+        # ``faults`` of single backends.
         in_table = (Status.OK, Status.CONFLICT)
         unlisted = [
             p
@@ -59,6 +59,7 @@ class Backends:
             # for each of ``infos``: why it cannot run programs here; "" if it can
             problems = [_why_unavailable(info) for info in infos]
             for backend, problem in zip(backends, problems, strict=True):
+                # users of the JSON read "" as yes, and other texts as the reason
                 backend["available"] = problem
             rows = [
                 [f"{i.name} here:", why or "can run programs"]
@@ -133,6 +134,7 @@ def _describe_backend(info: BackendInfo) -> str:
     ]
     if info.error:
         facts += [["problem", info.error], ["remedy", info.hint]]
+    # "": the options follow, in a table of their own
     facts.append(["options", "" if info.spec.options else "none"])
     options = table([_describe_option(o) for o in info.spec.options])
     title = printable(f"{info.name}  [{info.status}]  {info.spec.summary}".rstrip())
@@ -150,19 +152,19 @@ def _describe_option(option: OptionSpec) -> list[str]:
     return [option.name, option.type.__name__, default, notes]
 
 
-_OF_BACKEND = (
+_FIELDS_OF_BACKEND = (
     "name backend_id full_name distribution version location error hint formats"
     " partitioners has_runtime has_quantizer"
 ).split()
-_OF_SPEC = ("summary", "api", "target")
-_OF_PLUGIN = ("name", "distribution", "version", "location", "error", "hint")
+_FIELDS_OF_SPEC = ("summary", "api", "target")
+_FIELDS_OF_PLUGIN = ("name", "distribution", "version", "location", "error", "hint")
 
 
 def _backend_json(info: BackendInfo) -> dict[str, Any]:
     """Return the fields of a backend in ``delegraph.backends/1``."""
     return {
-        **{name: getattr(info, name) for name in _OF_BACKEND},
-        **{name: getattr(info.spec, name) for name in _OF_SPEC},
+        **{name: getattr(info, name) for name in _FIELDS_OF_BACKEND},
+        **{name: getattr(info.spec, name) for name in _FIELDS_OF_SPEC},
         "is_default": info.spec.default,
         "status": info.status.value,
         "options": [vars(option) for option in info.spec.options],
@@ -171,5 +173,5 @@ def _backend_json(info: BackendInfo) -> dict[str, Any]:
 
 def _plugin_json(plugin: PluginRecord) -> dict[str, Any]:
     """Return the fields of a plugin in ``delegraph.backends/1``."""
-    content = {name: getattr(plugin, name) for name in _OF_PLUGIN}
+    content = {name: getattr(plugin, name) for name in _FIELDS_OF_PLUGIN}
     return {**content, "status": plugin.status.value}

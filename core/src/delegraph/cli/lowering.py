@@ -184,7 +184,8 @@ class Lower:
         # ``filter`` leaves out files that the user did not give
         outputs = [*args.report, *filter(None, [args.output])]
         inputs = [*args.input, *filter(None, [file, args.quantize])]
-        expect_places(outputs, inputs)  # no output replaces an input
+        # raises if an output cannot be written, or would overwrite another file
+        expect_places(outputs, inputs)
         expect_report_formats(args.report)
         return _outcome(_attempt(model, args, chosen, options))
 
@@ -260,12 +261,12 @@ def _attempt(
     chosen: DefaultBackends,
     options: dict[str, dict[str, Any]],
 ) -> Attempt:
-    """Lower the MODEL as ``args`` say, and write its reports.
+    """Lower the MODEL as ``args`` demand, and write the reports.
 
     ``chosen``: the backends, and the note for the report if the user named none.
-    ``options``: backend -> its options. Any exception ends the work and becomes
-    ``error`` of the result. Reports are still written: all of them if the error came
-    after lowering, otherwise only those of formats that report failures.
+    ``options``: backend -> its options. An exception ends the lowering and becomes
+    ``error`` of the result; reports are still written. If lowering itself failed, only
+    formats that report failures write a file (``write_report``).
     """
     result = Attempt(model=model, verbose=args.verbose)
     start = time.perf_counter()
@@ -314,19 +315,19 @@ def _lower(
     if args.output:
         with progress(f"writing {args.output}"):
             file = FileFormat(args.output, default_registry())
-            result.bytes = file.save(lowered, {})
+            result.bytes = file.save(lowered, options={})
         result.output = args.output
 
 
 def _check(
     result: Attempt, lowered: Any, loaded: Any, args: argparse.Namespace
 ) -> None:
-    """If a flag requires it, compare the lowered program with eager. Then check the
-    gates: the flags in ``_GATES`` that the user gave.
+    """Compare the lowered program with eager if --verify, --verify-operators or --input
+    is given. Then check the gates: the flags in ``_GATES`` that the user gave.
 
     Stores the comparisons and the error of each gate (None if it passed) in ``result``.
-    All gates are checked, so that the report has all errors. After that, the first
-    error is raised. ``loaded``: the model, with its example inputs.
+    Checks all gates, so that the report has all errors, and then raises the first
+    error. ``loaded``: the model, with its example inputs.
     """
     verifies = bool(args.verify or args.verify_operators or args.input)
     if verifies:
@@ -354,8 +355,8 @@ def _verify(lowered: Any, method: str, loaded: Any, args: argparse.Namespace) ->
 
     Returns a Verification. With several --input, it has the worst figures of each
     output over all files. ``loaded``: the model. Raises InputError if a file of --input
-    does not fit, and if the model has no example inputs. Those are needed with --input,
-    too: ``read_inputs`` replaces their tensors by the arrays of the file.
+    does not fit, and if the model has no example inputs. --input also needs example
+    inputs: the arrays of a file replace the tensors among them.
     """
     if loaded.inputs[method] is None:
         hint = (
@@ -458,7 +459,7 @@ Checked in this order.
 
 
 def _share(text: str) -> float:
-    """For argparse: a number from 0 to 1."""
+    """Convert ``text`` to a number from 0 to 1, for argparse."""
     share = float(text)
     if not 0 <= share <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
@@ -469,10 +470,11 @@ _share.__name__ = "share from 0 to 1"  # argparse shows this name in errors
 
 
 def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBackends:
-    """Return the backends of ``--backend``, or none for ``--host-only``. Without both
-    flags, return the default backend for the other flags.
+    """Return the backends of ``--backend``, or none for ``--host-only``. If neither flag
+    is given, return the default backends for --option, --output and --quantize.
 
-    Raises UsageError if both flags are given, and the errors of ``default_backends``.
+    Raises UsageError if both --backend and --host-only are given, and the errors of
+    ``Registry.default_backends``.
     """
     if args.host_only:
         if args.backend:
@@ -499,7 +501,8 @@ def _check_output(registry: Registry, backends: Sequence[str], output: Path) -> 
     in the format of the file ``output``.
     """
     file_format = FileFormat(output, registry)
-    if not file_format.defines("serialize") and not file_format.defines("write"):
+    # a format for writing defines one of these methods or both
+    if not (file_format.defines("serialize") or file_format.defines("write")):
         raise UsageError(
             "usage-invalid",
             f"the format of {file_format.suffix} files does not support writing",

@@ -45,9 +45,10 @@ def stdout_kept() -> Iterator[None]:
             yield
     finally:
         sys.stdout = before
-        import ctypes  # imported late: commands that fail early save the milliseconds
+        import ctypes  # imported late, because the import takes milliseconds
 
-        # Windows cannot name the libraries of this process; it has one library of C
+        # Flush the buffers of C while descriptor 1 is still stderr. On POSIX, CDLL(None)
+        # is this process with all its libraries. Windows needs the name of C's library.
         ctypes.CDLL(None if os.name == "posix" else "ucrtbase").fflush(None)
         os.dup2(original, 1)
         os.close(original)

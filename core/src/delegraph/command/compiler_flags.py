@@ -79,28 +79,28 @@ def refuse_flags_of_absent_compilers(words: Sequence[str]) -> None:
 def _add_flag(
     parser: argparse.ArgumentParser, spec: CompilerSpec, flag: FlagSpec
 ) -> None:
-    """Add ``flag`` to ``parser``. If the user does not give the flag, its value is
-    None; if the user gives it without a value, ``flag.bare``.
+    """Add ``flag`` to ``parser``. An absent flag has the value None. A flag without a
+    value, such as ``--cache``, has the value ``flag.bare``.
     """
-    # the keyword arguments of ``add_argument``
-    given: dict[str, Any] = {
+    # the keyword arguments of ``add_argument``, which formats the help with ``%``
+    keywords: dict[str, Any] = {
         "dest": _attribute(spec, flag),
         "help": flag.help.replace("%", "%%"),
     }
     if flag.type is bool:
-        given |= {"action": "store_true", "default": None}
+        keywords |= {"action": "store_true", "default": None}
     else:
-        given |= {"type": _split if flag.type is list else flag.type}
-        given |= {"metavar": flag.metavar or None, "choices": flag.choices or None}
+        keywords |= {"type": _split if flag.type is list else flag.type}
+        keywords |= {"metavar": flag.metavar or None, "choices": flag.choices or None}
     if flag.bare is not None:
-        given |= {"nargs": "?", "const": flag.bare}
-    parser.add_argument(f"--{flag.name}", **given)
+        keywords |= {"nargs": "?", "const": flag.bare}
+    parser.add_argument(f"--{flag.name}", **keywords)
 
 
 def _attribute(spec: CompilerSpec, flag: FlagSpec) -> str:
-    """Return the attribute of the parsed arguments that has the value of a flag.
+    """Return the name of the attribute of the parsed arguments that has the flag's value.
 
-    With its slash it differs from all attributes of the command itself.
+    The name has a slash, so it differs from the names of the command's own arguments.
     """
     return f"{spec.name}/{flag.name}"
 

@@ -64,15 +64,16 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
 def read_inputs(
     path: Path, method: str, program: ExportedProgram, example: tuple[Any, Any]
 ) -> tuple[Any, Any]:
-    """Return arguments and keyword arguments for ``method``: those of ``example``, in
-    which the arrays of a ``.npz`` file replace the tensors.
+    """Return arguments and keyword arguments for ``method``: those of ``example``, with
+    the arrays of a ``.npz`` file in place of the tensors.
 
-    ``program``: the method's program, which has the names of the inputs. If ``example``
-    has None for the arguments, they have the structure of the export. In the file,
-    arrays are named like the program's inputs, or ``arr_0``, ``arr_1``, ... in the
-    order of the tensor inputs, as ``numpy.savez(file, *arrays)`` does. A file with
-    inputs of several methods has names such as ``forward.x``, which take precedence.
-    Inputs that are no tensors are not replaced. Raises InputError if the file cannot be
+    In the file, arrays are named like the inputs of ``program``, the method's program.
+    Or their names are ``arr_0``, ``arr_1``, ... in the order of the tensor inputs, as
+    ``numpy.savez(file, *arrays)`` makes them. A file with inputs of several methods has
+    names such as ``forward.x``, which take precedence.
+
+    ``example``: (arguments, keyword arguments). If the arguments are None, the inputs
+    of the export take the place of ``example``. Raises InputError if the file cannot be
     read, lacks an array, or has an array that torch cannot convert.
     """
     import torch
@@ -82,12 +83,14 @@ def read_inputs(
     arrays = read_arrays(path)
     spec = program.call_spec.in_spec
     nodes = user_inputs(program)
+    # all inputs in one flat list; only tensors are replaced
     leaves = [node.meta["val"] for node in nodes]
     if example[0] is not None:
         leaves = flat_arguments(spec, *example)
     names = [node.name for node in nodes]
-    # positions of the tensor inputs among all inputs
+    # positions of the tensors in ``leaves``
     tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    # ``number``: position of a tensor among the tensors, as in ``arr_0``
     for number, k in enumerate(tensors):
         keys = (
             f"{method}.{names[k]}",

@@ -61,8 +61,8 @@ class GivenModel:
         kwargs: Any = None,
         dynamic_shapes: Any = None,
     ) -> None:
-        """Add a method with its arguments of ``delegraph.lower``; ``kwargs`` are its
-        example keyword arguments.
+        """Add a method. ``inputs`` and ``kwargs``: its example arguments and example
+        keyword arguments.
         """
         self.programs[method] = program
         self.inputs[method] = inputs
@@ -155,11 +155,12 @@ def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
 
 
 def _model_returned(returned: Any, text: str) -> GivenModel:
-    """Return the model for the value that the function of a model file ``returned``.
+    """Return the model for ``returned``, which a model file or a plugin returned.
 
-    A module with its example inputs, or an ExportedProgram, is the method ``forward``.
-    A dict has ``model`` for the method ``forward`` alone, or ``methods`` for several by
-    name, and ``transforms`` for all of them. ``text`` names the model in errors. Raises
+    Three forms are accepted: an ExportedProgram; a tuple of a module and its example
+    inputs; a dict. In a dict, ``methods`` has several methods by name, and
+    ``transforms`` applies to all of them. A dict with ``model``, and the other two forms,
+    have the method ``forward`` alone. ``text`` names the model in errors. Raises
     InputError for any other form.
     """
     described = _as_dict(returned, text)
@@ -199,8 +200,10 @@ def _as_dict(described: Any, text: str) -> Mapping[str, Any]:
         return described
     if isinstance(described, ExportedProgram):
         return {"model": described}
-    is_tuple = isinstance(described, tuple) and len(described) in (2, 3)
-    if not is_tuple or (len(described) == 3 and not isinstance(described[2], Mapping)):
+    fits = isinstance(described, tuple) and len(described) in (2, 3)
+    if fits and len(described) == 3:
+        fits = isinstance(described[2], Mapping)  # the keyword arguments
+    if not fits:
         raise _wrong(
             f"{text} returned {_describe(described)}; a model file has {_FORM}"
         )
@@ -214,9 +217,9 @@ def _add_method(
     """Add a method, which ``fields`` describe, to ``model``. ``text`` names the model in
     errors.
 
-    For an ExportedProgram without ``args``, the example inputs are those that it stores.
-    Raises InputError if ``fields`` lack a model, or if the example inputs are no tuple
-    or list.
+    If ``fields`` have an ExportedProgram and no ``args``, the example inputs are those
+    that the program stores. Raises InputError if ``fields`` lack a model, or if the
+    example inputs are no tuple or list.
     """
     from torch.export import ExportedProgram
 
@@ -225,7 +228,7 @@ def _add_method(
     program = fields["model"]
     args = fields.get("args", ())
     if isinstance(program, ExportedProgram) and not args:
-        # None if it stores none
+        # ``example_inputs`` is None if the program stores none
         args, kwargs = program.example_inputs or (None, {})
         model.add(method, program, args, kwargs)
         return
@@ -299,9 +302,10 @@ def _split(text: str) -> _ModelFile:
             "usage-invalid",
             f"MODEL is a .pt2 file or path.py[:function][@weights], not {text!r}",
         )
-    path = Path(match[1])
+    name, function, weights = match.groups()
+    path = Path(name)
     expect_file(path)
-    return _ModelFile(path, match[2], match[3])
+    return _ModelFile(path, function, weights)
 
 
 _QUANTIZED = "torch.ao.quantization.fx._decomposed"
@@ -326,9 +330,9 @@ def _load_exported(path: Path) -> Any:
             ):
                 importlib.import_module(_QUANTIZED)
                 return _load_exported(path)
-            # torch tries the present format first, then older ones: the first error
-            # explains the failure
-            why = [*logged, _in_short(e)][0]
+            # torch tries the present format first, then older ones, and raises the last
+            # error; the first error, which torch logs, explains the failure
+            why = logged[0] if logged else _in_short(e)
             raise FormatError(
                 "format-invalid",
                 f"{path} is not a program that this torch can load: {why}",
@@ -395,11 +399,11 @@ def _find_function(
     """Return the function ``name`` of a model file. Raises UsageError if the file has
     no such function.
 
-    If ``name`` is None, return the function ``model``. Without that one, return the
-    function that is called like the file; without both, the only public function that
-    can be called without arguments.
+    If ``name`` is None, return the first of these that exists: the function ``model``;
+    the function named like the file; the only public function that can be called
+    without arguments.
     """
-    # functions that the file defines itself, not those that it imports
+    # the functions that the file defines; ``__module__`` excludes those that it imports
     functions = {
         n: f
         for n, f in vars(module).items()
@@ -437,9 +441,9 @@ def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:
 def _run_user_code(run: Callable[[], Any], path: Path) -> Any:
     """Call ``run``, which executes code of the file ``path``, and return its result.
 
-    The working directory is restored. Raises InputError in place of every exception
-    except KeyboardInterrupt. The source of the error is the innermost line of ``path``
-    in the traceback, if there is one.
+    The working directory is restored. Every exception except KeyboardInterrupt becomes
+    an InputError. Its ``source`` is the innermost line of ``path`` in the traceback, if
+    there is one.
     """
     try:
         with working_directory_kept():
@@ -447,11 +451,12 @@ def _run_user_code(run: Callable[[], Any], path: Path) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # also SystemExit: a script that exits returns no model
-        line = None
+        source = None
+        # the innermost frame comes last, so the last match stays
         for frame in traceback.extract_tb(e.__traceback__):
             if Path(frame.filename).resolve() == path.resolve():
                 number = frame.lineno or 0
-                line = Source(frame.filename, number, frame.name, frame.line or "")
+                source = Source(frame.filename, number, frame.name, frame.line or "")
         text = _in_short(e)
         hint = None
         # ``GuardedStream`` raises an InputError with a hint of its own
@@ -459,5 +464,5 @@ def _run_user_code(run: Callable[[], Any], path: Path) -> Any:
             text = e.message
             hint = e.hint
         raise InputError(
-            "input-invalid", f"{path} failed: {text}", source=line, hint=hint
+            "input-invalid", f"{path} failed: {text}", source=source, hint=hint
         ) from e

@@ -53,8 +53,8 @@ class Failed(Exception):
 def defect(error: BaseException) -> DelegraphError:
     """Return the DelegraphError for an exception that no command expects.
 
-    If a module is missing that delegraph requires, the error names the package to
-    install. Otherwise there is a defect.
+    If a module that delegraph requires is missing, the error names the package to
+    install. Any other exception is reported as a defect.
     """
     requirement = None
     if isinstance(error, ModuleNotFoundError):
@@ -109,7 +109,7 @@ def describe_error(error: DelegraphError) -> dict[str, Any]:
 
 def as_json(outcome: Outcome) -> str:
     """Return an outcome as the text of one JSON object, with its schema first."""
-    # a report has a schema of its own, which is left out
+    # if the content is a report, it has a key "schema" of its own, which is left out
     fields = {
         name: value for name, value in outcome.content.items() if name != "schema"
     }
@@ -160,18 +160,18 @@ def expect_file(path: Path) -> None:
 def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
     """Check, before the work, the files that a command will write and read.
 
-    Raises WriteError if a file in ``written`` cannot be written. Raises UsageError if
-    one file is twice in ``written``, or in ``written`` and in ``read``; streams such as
-    ``/dev/stdout`` may be.
+    Raises WriteError if a file in ``written`` cannot be written. Raises UsageError if a
+    file occurs twice in ``written``, or in both ``written`` and ``read``. Streams such
+    as ``/dev/stdout`` may occur several times.
     """
-    # file -> why nothing else may be written to it
+    # file -> why the command must not write to it
     taken = {_file_identity(path): "is read" for path in read}
     for path in written:
-        # A package is a folder. It is written under another name beside the old one,
-        # and then renamed, so the folder around both must be writable.
+        # A package is a folder. Writing makes a new folder next to it and renames that,
+        # so the folder that contains the package must be writable: check a name there.
         expect_writable(path.parent / ".new" if _is_package(path) else path)
         file = _file_identity(path)
-        # several contents can be written to a stream, one after the other
+        # "/dev/" and "/proc/": several outputs may go to one stream
         if file in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):
             raise UsageError(
                 "usage-invalid", f"{path} {taken[file]}; write to another file"
@@ -208,11 +208,11 @@ def _file_identity(path: Path) -> object:
 
 
 def output_path(text: str) -> Path:
-    """For argparse: a path to write to.
+    """Convert ``text`` to a path to write to, for argparse.
 
     While a command runs, descriptor 1 is stderr, and the original stdout has another
-    descriptor (``cli.native_output``). So for ``/dev/stdout`` this returns the path of
-    that other descriptor. While arguments are parsed, ``sys.stdout`` has that descriptor.
+    descriptor (``cli.native_output``). ``sys.stdout`` has this other descriptor while
+    arguments are parsed. So ``/dev/stdout`` becomes the path of this descriptor.
     """
     if text in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
         # suppressed: sys.stdout is closed, or replaced by an object that is no file

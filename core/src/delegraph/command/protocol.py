@@ -19,9 +19,9 @@ class Command(Protocol):
         """Add the command's arguments to ``parser``, which already has ``--json`` and
         ``--debug``.
 
-        Must not import torch, since ``delegraph COMMAND --help`` also calls this. Shell
-        completion suggests values for arguments with the metavar BACKEND, MODEL or
-        BACKEND.OPTION=VALUE, and for positional ones with FILE.
+        This must not import torch: ``delegraph COMMAND --help`` would become slow.
+        Shell completion suggests values for arguments with the metavar BACKEND, MODEL or
+        BACKEND.OPTION=VALUE, and for positional arguments with the metavar FILE.
         """
 
     @staticmethod

@@ -110,6 +110,9 @@ _descriptor: int | None = None
 def messages_kept() -> Iterator[None]:
     """A block in which ``tell`` writes to the present stderr, even if code in the block
     replaces ``sys.stderr`` or closes its descriptor.
+
+    ``tell`` uses ``_messages``, the stream, and then ``_descriptor``, a copy of the
+    stream's descriptor.
     """
     global _messages, _descriptor
     before = _messages, _descriptor
@@ -127,10 +130,10 @@ def messages_kept() -> Iterator[None]:
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Write a message that is no result to stderr.
+    """Write a message, which is not part of a result, to stderr.
 
-    If the stream was closed, ``messages_kept`` has a copy of its descriptor, which gets
-    the message. Errors of writing are ignored, because nothing could show them.
+    If the stream is closed, the message goes to the copy of its descriptor that
+    ``messages_kept`` made. Other errors are ignored, because nothing could show them.
     """
     stream = _messages or sys.stderr
     try:

@@ -26,7 +26,7 @@ def delegate_calls(
     """Yield each call of a delegate, with the delegate's module.
 
     The calls in the graph come first, in graph order, then the calls in its subgraphs,
-    at any depth. A subgraph that is fetched several times counts once.
+    at any depth. A subgraph that several nodes refer to is searched once.
     """
     module = program if isinstance(program, GraphModule) else program.graph_module
     subgraphs: dict[str, GraphModule] = {}
@@ -36,6 +36,7 @@ def delegate_calls(
             if isinstance(attribute, GraphModule):
                 subgraphs[str(node.target)] = attribute
         elif node.target is CALL_DELEGATE:
+            # the first argument is the ``get_attr`` node of the delegate's module
             yield node, getattr(module, node.args[0].target)
     for subgraph in subgraphs.values():
         yield from delegate_calls(subgraph)
@@ -44,10 +45,11 @@ def delegate_calls(
 def merged_named_data(
     programs: Iterable[ExportedProgram], own: Mapping[str, bytes] = MappingProxyType({})
 ) -> NamedDataStoreOutput:
-    """Return the named data of all delegates of ``programs``, and ``own`` data.
+    """Return the named data of all delegates of ``programs``, together with ``own``, the
+    caller's data by key.
 
-    ``own``: key -> data of the caller. Equal contents are stored once, as in one file.
-    Raises NamedDataError if one key has different data.
+    Equal contents are stored once. Raises NamedDataError if different contents have the
+    same key.
     """
     # a delegate may be called several times; a dict keeps the order
     modules: dict[LoweredBackendModule, None] = {}
@@ -73,10 +75,10 @@ class MethodPrograms:
 
         Raises InputError if no method has that name.
         """
-        return self._programs[self._known(name)]
+        return self._programs[self._checked_name(name)]
 
-    def _known(self, name: str) -> str:
-        """Return ``name``. Raises InputError if no method has that name."""
+    def _checked_name(self, name: str) -> str:
+        """Return ``name`` unchanged. Raises InputError if no method has that name."""
         if name not in self._programs:
             raise InputError(
                 "input-invalid",
@@ -123,9 +125,9 @@ class DelegateInfo:
 
     @property
     def blob(self) -> bytes | Blob:
-        """Return the backend's blob: a ``Blob``, or bytes.
+        """Return the backend's blob: bytes, or a ``Blob``, which has several parts.
 
-        If ``processed_bytes`` joined a ``Blob``, the bytes replace it.
+        After the first read of ``processed_bytes``, which joins the parts, it is bytes.
         """
         return self.module.blob
 
@@ -141,7 +143,9 @@ class DelegateInfo:
 
     @property
     def debug_handle_map(self) -> dict[Any, tuple[int, ...]]:
-        """Return the backend's debug identifier -> debug handles of its operators."""
+        """Return a mapping from the backend's debug identifiers to the debug handles of
+        their operators.
+        """
         return dict(self.module.meta.get("debug_handle_map") or {})
 
     @property
@@ -151,8 +155,8 @@ class DelegateInfo:
 
     @property
     def figures(self) -> dict[Any, dict[str, int | float]]:
-        """Return the backend's debug identifier -> expected amounts by name, such as
-        cycles.
+        """Return a mapping from the backend's debug identifiers to the amounts that the
+        backend expects, by name, such as cycles.
         """
         return dict(self.module.meta.get("figures", {}))
 

@@ -132,15 +132,15 @@ class LoweredBackendModule(torch.nn.Module):
         self.meta["debug_handle_map"] = result.debug_handle_map
         self.meta["producer"] = " ".join(filter(None, producer))
         self.meta["fingerprint"] = fingerprint or ""
-        # a field of ExecuTorch's ``PreprocessResult``; the entries of a mapping become
-        # facts, and facts of the same name replace them
+        # Backends for ExecuTorch fill this field of its ``PreprocessResult``. If it is a
+        # mapping, its entries are facts, too; ``result.facts`` takes precedence.
         delegate_info = result._delegate_info_meta
+        facts: dict[Any, Any] = {}
         if delegate_info is not None:
             self.meta["_delegate_info_meta"] = delegate_info
-        facts = {
-            **(delegate_info if isinstance(delegate_info, Mapping) else {}),
-            **result.facts,
-        }
+        if isinstance(delegate_info, Mapping):
+            facts |= delegate_info
+        facts |= result.facts
         self.meta["facts"] = {str(name): str(fact) for name, fact in facts.items()}
         self.meta["output"] = result.output
         self.meta["figures"] = {
@@ -149,8 +149,8 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def where_and_nodes(self) -> tuple[str, Iterable[Node]]:
-        """Return ``partition X of method Y``, and the partition's nodes, for errors of
-        the backend (``PluginCall``).
+        """Return ``partition X of method Y`` and the partition's nodes, which an error of
+        the backend names.
         """
         program = self.original_module.graph_module
         where = (
@@ -179,12 +179,16 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def keeps_state(self) -> bool:
-        """Return whether the delegate keeps and writes buffers (``Opaque``)."""
+        """Return whether the delegate keeps and writes buffers.
+
+        A part of the protocol ``Opaque``, as ``inner`` is: with these two, passes handle
+        a delegate without knowing this class.
+        """
         return bool(self.state)
 
     @property
     def inner(self) -> GraphModule:
-        """Return the graph of the partition (``delegraph_programs``'s ``Opaque``)."""
+        """Return the graph of the partition, before its backend compiled it."""
         graph: GraphModule = self.original_module.graph_module
         return graph
 
@@ -194,11 +198,14 @@ class LoweredBackendModule(torch.nn.Module):
         torch writes them when it runs ``original_module``. A runtime that runs the blob
         has tensors of its own.
         """
-        tables = (self.original_module.state_dict, self.original_module.constants)
-        return [t for table in tables for k, t in table.items() if k in self.state]
+        # buffers that torch does not save are in ``constants``
+        tensors = self.original_module.state_dict | self.original_module.constants
+        return [tensor for name, tensor in tensors.items() if name in self.state]
 
     def named_data(self) -> dict[str, bytes]:
-        """Return all named data by key, internal and external, as bytes for a runtime."""
+        """Return all named data by key, as bytes for a runtime. These are the data for
+        the program file and for external files.
+        """
         store = self.named_data_store_output or NamedDataStoreOutput()
         data: dict[str, bytes] = {}
         for _, entries in store.files():

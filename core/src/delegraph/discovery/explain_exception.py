@@ -36,20 +36,26 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
     """Return an exception in one line of text, with the file and line of the plugin's
     code that raised it.
 
-    The line is the innermost one of the traceback in the plugin's packages or, if there
-    is none, in a package that is neither Python's library nor delegraph. ``own``:
-    modules of the plugin, or their files; their top-level packages are the plugin's.
+    The line is the traceback's innermost line in the plugin's packages. If there is
+    none, it is the innermost line outside of Python's library and delegraph. ``own``:
+    modules of the plugin, or their files; the top-level packages of these modules are
+    the plugin's packages.
+
+    Exceptions of delegraph itself (``_SELF_EXPLANATORY``) are described without class
+    and line.
     """
     text = name_and_text(error)
     if isinstance(error, _SELF_EXPLANATORY):
         return text
-    place = _plugin_line(error, own)
-    return f"{text} ({place})" if place and place not in text else text
+    line = _plugin_line(error, own)
+    # some texts contain the line already
+    return f"{text} ({line})" if line and line not in text else text
 
 
 def name_and_text(error: BaseException) -> str:
-    """Return the name of an exception's class and the first line of its text; only the
-    text for exceptions in ``_SELF_EXPLANATORY``.
+    """Return the name of an exception's class and the first line of its text, such as
+    ``ValueError: bad size``. For exceptions in ``_SELF_EXPLANATORY``, return only the
+    text.
     """
     try:  # ``__str__`` may be code of the plugin that fails
         text = str(error).strip().partition("\n")[0][:_LONGEST]
@@ -92,8 +98,8 @@ def _package(module: str) -> str:
 
 
 def advice(error: BaseException, record: PluginRecord) -> str:
-    """Return a hint for the error with which the plugin ``record`` failed. If the error
-    is a defect of the plugin, the hint is also for its authors.
+    """Return a hint for the user of the plugin ``record``, which failed with ``error``.
+    For a defect of the plugin, the hint also has a part for the plugin's authors.
     """
     owner = record.distribution
     if isinstance(error, ShadowedByWorkingDirectory):
@@ -133,7 +139,10 @@ def _absent_module(name: str, record: PluginRecord) -> str:
     top = _package(name)
     # ``location`` is the file of the light module; a folder if that is missing
     has_light_module = record.location.endswith(".py")
+    # whether a folder or file in the path is named like the package, as ``acme_npu`` in
+    # ``/usr/lib/acme_npu/light.py``
     is_of_light_module = f"{os.sep}{top}" in os.path.splitext(record.location)[0]
+    # ``modules``: those of the plugin's targets
     is_of_target = top in map(_package, record.modules)
     if is_of_light_module or is_of_target or not has_light_module:
         return (

@@ -81,8 +81,8 @@ class Provider(NamedTuple):
         return f"pip install {name}"
 
     def not_installed(self, title: str) -> str:
-        """Return the text of an error: the distribution, which has the thing ``title``,
-        is not installed.
+        """Return the text of the error that ``title``, such as ``the flag --cache``, needs
+        this distribution.
         """
         return f"{title} comes with {self.distribution}, which is not installed"
 
@@ -95,6 +95,7 @@ def provider_of(kind: type[Declaration] | str, name: str) -> Provider | None:
     whole files, or "flags" for flags of compilers. Backends are found by their name and
     by their id.
     """
+    # "" is in no group: the distributions have no declarations of that kind
     group = kind if isinstance(kind, str) else _GROUPS.get(kind, "")
     return _providers().get((group, name))
 
@@ -116,7 +117,8 @@ def _providers() -> dict[tuple[str, str], Provider]:
     found = {}
     for distribution, described in _our_distributions().items():
         plain = Provider(distribution, distribution)
-        # some distributions need an extra for their backends, models and runtimes
+        # "install" may have an extra, such as ``delegraph-iree[engine]``, which only
+        # backends, models and runtimes need
         with_extra = Provider(distribution, described.get("install", distribution))
         for group in (*_GROUPS.values(), "runtimes", "flags"):
             needs_extra = group in ("backends", "models", "runtimes")

@@ -36,13 +36,13 @@ class ProcessExit(BaseException):
 
 
 def installed_path() -> list[str]:
-    """Return ``sys.path`` without the working directory, unless the user put that on
-    the path on purpose.
+    """Return ``sys.path`` without the working directory, unless the user put the
+    directory on the path on purpose.
 
-    Python puts the working directory (or the script's folder) first for scripts,
-    ``-m``, ``-c`` and interactive sessions; that entry is removed. It stays if
-    PYTHONPATH has it, or if it comes after the standard library, because entries there
-    come from the installation (the ``.pth`` file of an editable install).
+    Python itself puts the working directory, or the script's folder, first on the path.
+    This entry is removed. The working directory stays in two cases: PYTHONPATH has it,
+    or its entry comes after the standard library. Entries there come from the
+    installation, for example from the ``.pth`` file of an editable install.
     """
     here = _working_directory()
     # the number of entries before the standard library
@@ -59,8 +59,8 @@ def installed_path() -> list[str]:
 
 
 def _working_directory() -> str:
-    """Return the working directory. If it was deleted, nothing can be loaded from it,
-    and the result is "".
+    """Return the working directory; "" if it was deleted, since nothing can then be
+    imported from it.
     """
     try:
         return os.getcwd()
@@ -115,11 +115,11 @@ def import_installed(module: str) -> Any:
     """Import ``module`` and return it.
 
     Raises ShadowedByWorkingDirectory if Python would take the module's package from the
-    working directory although the package is not installed there (an editable
-    installation may be). Other errors of the import pass unchanged.
+    working directory, unless the package is installed there (an editable install).
+    Other errors of the import pass unchanged.
     """
     top = module.partition(".")[0]
-    # if the package was imported before, the location from which it was loaded counts
+    # if the package is already imported, check the place from which it was loaded
     loaded = sys.modules.get(top)
     spec = loaded.__spec__ if loaded is not None else _top_level(top, list(sys.path))
     location = _location(spec) if spec is not None else None
@@ -230,8 +230,8 @@ def load(target: str, installed: bool = True) -> Any:
 
 
 def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the function ``__getattr__`` for a package that imports its modules only
-    when their names are used.
+    """Return a function ``__getattr__`` for ``package``. It imports a module of the
+    package when one of the module's public names is first used.
 
     ``names``: module, relative to the package -> its public names, with spaces between
     them. The function raises AttributeError for a name that is not among these.

@@ -60,7 +60,8 @@ def wrong_kind(spec: Declaration, target: Any) -> str | None:
         f"is no subclass of {spec.base.replace(':', '.')} but {type(target).__name__}"
         f" {target!r:.60}"
     )
-    # ``__module__`` of an instance is that of its class
+    # Other objects lack ``__module__``, or have that of their class, whose file would
+    # mislead.
     if isinstance(target, type) or inspect.isfunction(target):
         file = getattr(sys.modules.get(target.__module__), "__file__", None)
         text += f" of {file}" if file else ""

@@ -31,8 +31,8 @@ def discover(refused: Mapping[str, Fault] | None = None) -> list[PluginRecord]:
     """Load the light modules of all plugins that the environment allows. Faults of
     plugins are recorded, not raised.
 
-    ``refused``: plugins (``distribution/name``) that are not loaded, because loading
-    them ended another process -> the fault that their records get.
+    ``refused``: ``distribution/name`` of a plugin that must not be loaded -> the fault
+    for its record. Loading such a plugin has ended another process before.
     """
     refused = refused or {}
     manager = plugin_manager()
@@ -78,7 +78,10 @@ def _read_distributions() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
     for name, found in copies.items():
         version, distribution = found[0]
         folder = str(distribution.locate_file(""))
-        record = PluginRecord(name, name, version, folder)
+        # name and location are those of the distribution, until an entry point is read
+        record = PluginRecord(
+            name=name, distribution=name, version=version, location=folder
+        )
         try:
             entries = _entry_points(distribution)
         except Exception as e:
@@ -96,9 +99,9 @@ def _read_distributions() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
 def _name_and_version(distribution: Distribution) -> tuple[str, str]:
     """Return name and version of a distribution.
 
-    They are in the name of the metadata folder, so usually no file is opened. An egg has
-    no such folder: its metadata are read. If that fails, the name is that of the folder
-    in which the egg is installed, and the version is "".
+    The name of the metadata folder has both, so usually no file is opened. An egg has no
+    such folder: its metadata are read. If they are damaged, the name is that of the
+    folder in which the egg is installed, and the version is "".
     """
     # for example ``acme_npu-1.0.dist-info``
     folder = os.path.basename(str(getattr(distribution, "_path", "")))
@@ -114,9 +117,10 @@ def _name_and_version(distribution: Distribution) -> tuple[str, str]:
 def _entry_points(distribution: Distribution) -> list[EntryPoint]:
     """Return the entry points of a distribution in the group ``delegraph``.
 
-    Raises an exception if the file of the entry points has such a group and is damaged.
-    The list is empty if a damaged file has no such group, or if there is no file.
+    The list is empty if entry_points.txt is missing or does not have the group. Raises
+    an exception if the file has the group and is damaged.
     """
+    # without the closing bracket, which a damaged file may lack
     group = f"[{PROJECT}"
     try:
         text = distribution.read_text("entry_points.txt")
@@ -151,6 +155,7 @@ def _unused_copy(name: str, version: str, distribution: Distribution) -> Fault:
     """Return the warning for a copy of a distribution that is not the first on the
     path.
     """
+    # ``Status.OK`` makes this a warning: the plugin can be used
     return Fault(
         Status.OK,
         f"a second copy at {distribution.locate_file('')} ({version}) is not used: the"
@@ -174,8 +179,8 @@ def _file_of(entry: EntryPoint) -> str | None:
 
 
 def names_in(variable: str) -> list[str]:
-    """Return the names in an environment variable, in normalized form. A name is that
-    of a distribution, of an entry point, or ``distribution/entry point``.
+    """Return the names in an environment variable, in normalized form. A name has one of
+    the forms ``distribution``, ``entry point`` and ``distribution/entry point``.
     """
     names = os.environ.get(variable, "").split(",")
     return [canonical(name.strip()) for name in names if name.strip()]
