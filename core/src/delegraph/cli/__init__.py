@@ -166,12 +166,12 @@ def _finish(words: Sequence[str]) -> int:
     # search --debug and --json in the words: parsing the words may raise the error
     flags = _flags(words)
     debug = "--debug" in flags
-    help_text = None  # the text of --help or --version
+    is_json = "--json" in flags
     try:
         outcome = _run(words)
     except _HelpShown as e:
-        outcome = Outcome("", {}, "")
-        help_text = str(e)
+        outcome = Outcome("", {}, str(e))
+        is_json = False  # help and version are always printed as text
     except Failed as e:
         # for a defect, --debug shows the traceback of the exception that caused it
         cause = e.error.__cause__ if e.error.code == "internal" else None
@@ -181,10 +181,7 @@ def _finish(words: Sequence[str]) -> int:
     except (Exception, SystemExit, import_by_name.ProcessExit) as e:
         # a command that exits has returned no result: that is a defect, too
         outcome = _failure(defect(e), debug, shown=e)
-    if help_text is not None:
-        text = help_text  # help is never printed as JSON
-    else:
-        text = as_json(outcome) if "--json" in flags else outcome.text
+    text = as_json(outcome) if is_json else outcome.text
     try:
         if text:
             terminal.show(text)

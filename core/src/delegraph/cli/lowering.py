@@ -295,7 +295,7 @@ def _lower(
     model = result.model
     backends = chosen.names
     with progress(f"loading {model}"):
-        from ..api import Choices, lower
+        from ..api import lower
 
         loaded = read_model(model)
     notes = [chosen.why] if chosen.why else []
@@ -303,12 +303,12 @@ def _lower(
         quantize_given = provided(f"{_QUANTIZING}:quantize_given", "--quantize")
         notes.append(quantize_given(loaded, args.quantize, backends[0]))
     with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
-        choices: Choices = {
-            "backends": backends,
-            "options": options,
-            "compiler": chosen_compiler(args),
-        }
-        lowered = lower(**loaded.arguments(), **choices)
+        lowered = lower(
+            **loaded.arguments(),
+            backends=backends,
+            options=options,
+            compiler=chosen_compiler(args),
+        )
     result.report = lowered.report
     result.report.notes += notes
     _check(result, lowered, loaded, args)

@@ -78,10 +78,9 @@ def _read_distributions() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
     for name, found in copies.items():
         version, distribution = found[0]
         folder = str(distribution.locate_file(""))
-        # name and location are those of the distribution, until an entry point is read
-        record = PluginRecord(
-            name=name, distribution=name, version=version, location=folder
-        )
+        # name and location of the distribution, which are replaced for each entry
+        # point below
+        record = PluginRecord(name, distribution=name, version=version, location=folder)
         try:
             entries = _entry_points(distribution)
         except Exception as e:
