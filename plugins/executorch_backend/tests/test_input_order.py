@@ -1,8 +1,7 @@
-"""What delegates are called with, in which order: beside ExecuTorch's own
-``to_backend``, on the same tagged programs.
+"""Delegates are called with the same inputs, in the same order, as by ExecuTorch.
 
-A device half may count positions. Values are compared by their names in the program
-that both are given.
+A device half may refer to inputs by position. Both ``to_backend`` functions lower the
+same tagged program. Values are compared by their names in that program.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import copy
 import operator
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import delegraph
 import pytest
@@ -26,10 +25,11 @@ from torch.fx import GraphModule, Node
 from .support.judge import stock_runtime
 from .support.programs import Cache, Function
 
-# whatever ExecuTorch warns of at import
+# ExecuTorch's imports warn
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 aten = torch.ops.aten
 Tagger = Callable[[Node], "str | None"]
+"""Returns the tag of the partition of a node; None leaves the node on the host."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def _needs_executorch() -> None:
 
 
 class InputOrderDemo(BackendDetails):
-    """Takes what is tagged for it, and compiles nothing."""
+    """A backend that compiles nothing."""
 
     @staticmethod
     def preprocess(
@@ -48,30 +48,32 @@ class InputOrderDemo(BackendDetails):
 
 
 class Tagging(Partitioner):
-    """Tags what a function names."""
+    """A partitioner that tags nodes with a function."""
 
     def __init__(self, tag: Tagger) -> None:
         super().__init__()
         self.tag = tag
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        tags = {n: self.tag(n) for n in _graphs(exported_program.graph_module)}
+        tags = {
+            n: self.tag(n) for n in _nodes_of_all_graphs(exported_program.graph_module)
+        }
         for node, tag in tags.items():
             if tag:
                 node.meta["delegation_tag"] = tag
-        known = sorted({t for t in tags.values() if t})
-        return PartitionResult(
-            exported_program, {t: DelegationSpec("InputOrderDemo", []) for t in known}
-        )
+        used_tags = sorted({tag for tag in tags.values() if tag})
+        specs = {tag: DelegationSpec("InputOrderDemo", []) for tag in used_tags}
+        return PartitionResult(exported_program, specs)
 
 
-def _graphs(root: GraphModule) -> Iterator[Node]:
+def _nodes_of_all_graphs(root: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of a program and of its branches and loop bodies."""
     for module in root.modules():
-        yield from module.graph.nodes if isinstance(module, GraphModule) else ()
+        if isinstance(module, GraphModule):
+            yield from module.graph.nodes
 
 
-def _theirs(program: ExportedProgram, tag: Tagger) -> ExportedProgram:
-    """The program, lowered by ExecuTorch."""
+def _lower_by_executorch(program: ExportedProgram, tag: Tagger) -> ExportedProgram:
     from executorch.exir.backend import backend_api, backend_details, partitioner
 
     class InputOrderTwin(backend_details.BackendDetails):
@@ -93,35 +95,39 @@ def _theirs(program: ExportedProgram, tag: Tagger) -> ExportedProgram:
         return backend_api.to_backend(copy.deepcopy(program), Twin())
 
 
-def inputs_and_results_of_calls(root: GraphModule) -> list[tuple[list[str], list[str]]]:
-    """For each call of a delegate: names of its inputs, and of what it computes.
-    Results have the delegate's names.
-    """
-    found = []
-    named = {}
+class DelegateCall(NamedTuple):
+    """A call of a delegate, by names in the program before it was lowered."""
+
+    inputs: list[str]
+    computed: list[str]
+    """The calls inside of the delegate, sorted."""
+
+
+def delegate_calls(root: GraphModule) -> list[DelegateCall]:
+    """Return the calls of delegates in a lowered program, and in its branches."""
+    calls = []
+    # result of a delegate -> the name that it had before lowering
+    original_names: dict[str, str] = {}
     for node in root.graph.nodes:
-        if str(node.target) == "executorch_call_delegate":
-            program = getattr(root, node.args[0].target).original_module
-            outputs = [v.name for v in program.graph.output_node().args[0]]
-            returned = outputs[len(program.graph_signature.buffers_to_mutate) :]
-            named |= {
-                u.name: returned[u.args[1]]
-                for u in node.users
-                if u.target is operator.getitem
-            }
-            computed = sorted(
-                node.name for node in program.graph.nodes if node.op == "call_function"
-            )
-            inside = zip(
-                node.args[1:], program.graph_signature.user_inputs, strict=True
-            )
-            found.append(
-                ([named.get(arg.name, name) for arg, name in inside], computed)
-            )
+        if str(node.target) != "executorch_call_delegate":
+            continue
+        delegate = getattr(root, node.args[0].target)
+        program = delegate.original_module
+        signature = program.graph_signature
+        outputs = [value.name for value in program.graph.output_node().args[0]]
+        results = outputs[len(signature.buffers_to_mutate) :]
+        for user in node.users:
+            if user.target is operator.getitem:
+                original_names[user.name] = results[user.args[1]]
+        inputs = []
+        for argument, name in zip(node.args[1:], signature.user_inputs, strict=True):
+            inputs.append(original_names.get(argument.name, name))
+        computed = [n.name for n in program.graph.nodes if n.op == "call_function"]
+        calls.append(DelegateCall(inputs, sorted(computed)))
     for module in root.children():
         if isinstance(module, GraphModule):
-            found += inputs_and_results_of_calls(module)
-    return found
+            calls += delegate_calls(module)
+    return calls
 
 
 class Affine(nn.Module):
@@ -158,10 +164,9 @@ def branch(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return torch.cond(z.sum() > 0, lambda a, b: b - a, lambda a, b: b * (a + 1), (x, y))
 
 
-def of_branches(node: Node) -> str | None:
-    return {aten.sub.Tensor: "a", aten.mul.Tensor: "b", aten.add.Tensor: "b"}.get(
-        node.target
-    )
+def tag_inside_branches(node: Node) -> str | None:
+    tags = {aten.sub.Tensor: "a", aten.mul.Tensor: "b", aten.add.Tensor: "b"}
+    return tags.get(node.target)
 
 
 def constant(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -184,103 +189,108 @@ def two_parts(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor
 
 V = torch.linspace(-1, 1, 4)
 M = torch.ones(4, 4)
-CASES: dict[str, tuple[Any, tuple[Any, ...], Tagger, Any]] = {
-    "the second input first": (lambda x, y: y - x, (V, V), tag_all_calls, None),
-    "the third, then the first again": (
-        lambda x, y, z: (z * x) + (z - y) * x,
-        (V, V, V),
-        tag_all_calls,
-        None,
+ROW = torch.ones(1, 2, 1, 4)
+
+
+class Case(NamedTuple):
+    """A model with its inputs and its partitions."""
+
+    model: Any
+    inputs: tuple[Any, ...]
+    tag: Tagger
+    dynamic_shapes: Any = None
+
+
+CASES = {
+    "the second input first": Case(lambda x, y: y - x, (V, V), tag_all_calls),
+    "the third, then the first again": Case(
+        lambda x, y, z: (z * x) + (z - y) * x, (V, V, V), tag_all_calls
     ),
-    "by keyword": (
-        lambda x, y, z: torch.clamp(y, max=x, min=z),
-        (V, V, V),
-        tag_all_calls,
-        None,
+    "by keyword": Case(
+        lambda x, y, z: torch.clamp(y, max=x, min=z), (V, V, V), tag_all_calls
     ),
-    "in lists": (
-        lambda x, y, z: torch.stack([z, x, y, x]),
-        (V, V, V),
-        tag_all_calls,
-        None,
+    "in lists": Case(
+        lambda x, y, z: torch.stack([z, x, y, x]), (V, V, V), tag_all_calls
     ),
-    "as an index": (
-        lambda i, x: x[i] + 1,
-        (torch.tensor([1, 2]), V),
-        tag_all_calls,
-        None,
+    "as an index": Case(
+        lambda i, x: x[i] + 1, (torch.tensor([1, 2]), V), tag_all_calls
     ),
-    "results of one call": (halves, (V, V), tag_only(aten.cat.default), None),
-    "weights of the host": (Affine(), (V, V), tag_all_calls, None),
-    "weights of its own": (Affine(), (V, V), tag_with_weights, None),
-    "one weight of its own": (
+    "results of one call": Case(halves, (V, V), tag_only(aten.cat.default)),
+    "weights that the host keeps": Case(Affine(), (V, V), tag_all_calls),
+    "weights that the delegate keeps": Case(Affine(), (V, V), tag_with_weights),
+    "one weight that the delegate keeps": Case(
         Affine(),
         (V, V),
         lambda n: "a" if n.name == "p_scale" else tag_all_calls(n),
-        None,
     ),
-    "a constant": (constant, (V, V), tag_all_calls, None),
-    "sizes": (
+    "a constant": Case(constant, (V, V), tag_all_calls),
+    "sizes": Case(
         reshaped,
         (M, M),
         tag_only(aten.reshape.default, aten.view.default, aten.mm.default),
-        ({0: Dim.AUTO},) * 2,
+        ({0: Dim.AUTO}, {0: Dim.AUTO}),
     ),
-    "a buffer that the host writes": (
-        Cache(),
-        (torch.ones(1, 2, 1, 4), torch.tensor([2])),
-        tag_all_calls,
-        None,
+    "a buffer that the host writes": Case(
+        Cache(), (ROW, torch.tensor([2])), tag_all_calls
     ),
-    "a buffer of its own": (
-        Cache(),
-        (torch.ones(1, 2, 1, 4), torch.tensor([2])),
-        tag_with_weights,
-        None,
+    "a buffer that the delegate writes": Case(
+        Cache(), (ROW, torch.tensor([2])), tag_with_weights
     ),
-    "branches": (branch, (V, V, V), of_branches, None),
-    "a whole branch": (
+    "calls inside of branches": Case(branch, (V, V, V), tag_inside_branches),
+    "a whole branch": Case(
         branch,
         (V, V, V),
         lambda n: "a" if n.op == "get_attr" else tag_all_calls(n),
-        None,
     ),
-    "two partitions": (
-        two_parts,
-        (V, V, V),
-        tag_by_name(sub="b", mul="a", sub_1="a"),
-        None,
+    "two partitions": Case(
+        two_parts, (V, V, V), tag_by_name(sub="b", mul="a", sub_1="a")
     ),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_inputs_are_ordered_by_first_use_like_executorch(case: str) -> None:
-    model, inputs, tag, shapes = CASES[case]
-    module = model if isinstance(model, nn.Module) else Function(model)
-    shapes = None if shapes is None else {"inputs": shapes}
-    apart = tuple(x.clone() for x in inputs)
-    program = torch.export.export(
-        module.eval(), apart, dynamic_shapes=shapes
-    ).run_decompositions()
-    expected = inputs_and_results_of_calls(_theirs(program, tag).graph_module)
+def export_case(case: Case) -> ExportedProgram:
+    module = case.model if isinstance(case.model, nn.Module) else Function(case.model)
+    shapes = None
+    if case.dynamic_shapes is not None:
+        shapes = {"inputs": case.dynamic_shapes}
+    # torch.export would treat a tensor that is given twice as one input
+    inputs = tuple(x.clone() for x in case.inputs)
+    program = torch.export.export(module.eval(), inputs, dynamic_shapes=shapes)
+    return program.run_decompositions()
+
+
+def lower_by_to_backend(program: ExportedProgram, tag: Tagger) -> ExportedProgram:
+    return to_backend(program, Tagging(tag))
+
+
+def lower_by_edge(program: ExportedProgram, tag: Tagger) -> ExportedProgram:
+    edge = to_edge_transform_and_lower(program, partitioner=[Tagging(tag)])
+    return edge.exported_program()
+
+
+def lower_by_delegraph(program: ExportedProgram, tag: Tagger) -> ExportedProgram:
+    return delegraph.lower(program, backends=[Tagging(tag)]).exported_program()
+
+
+@pytest.mark.parametrize(
+    "lower", [lower_by_to_backend, lower_by_edge, lower_by_delegraph]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_delegates_get_their_inputs_in_executorchs_order(
+    name: str, lower: Callable[[ExportedProgram, Tagger], ExportedProgram]
+) -> None:
+    tag = CASES[name].tag
+    program = export_case(CASES[name])
+    expected = delegate_calls(_lower_by_executorch(program, tag).graph_module)
     assert expected
+
     with delegraph.register(InputOrderDemo):
-        lowered_program = to_backend(program, Tagging(tag))
-        assert inputs_and_results_of_calls(lowered_program.graph_module) == expected
-        edge = to_edge_transform_and_lower(program, partitioner=[Tagging(tag)])
-        assert (
-            inputs_and_results_of_calls(edge.exported_program().graph_module)
-            == expected
-        )
-        lowered = delegraph.lower(program, backends=[Tagging(tag)])
-        assert (
-            inputs_and_results_of_calls(lowered.exported_program().graph_module)
-            == expected
-        )
+        lowered = lower(program, tag)
+
+    assert delegate_calls(lowered.graph_module) == expected
 
 
-def test_whole_programs_as_delegates_keep_the_input_order() -> None:
+def test_whole_programs_as_delegates_keep_all_inputs_in_order() -> None:
     from executorch.exir.backend import backend_api, backend_details
 
     class WholeTwin(backend_details.BackendDetails):
@@ -291,14 +301,16 @@ def test_whole_programs_as_delegates_keep_the_input_order() -> None:
     program = torch.export.export(
         Function(lambda x, unused, y: y - x), (V, V + 1, V + 2)
     ).run_decompositions()
+
     theirs = backend_api.to_backend(
         WholeTwin.__name__, copy.deepcopy(program), []
     ).program()
     with delegraph.register(InputOrderDemo):
         ours = to_backend("InputOrderDemo", program, [])
-    assert [value.name for value in ours.inputs] == list(
-        program.graph_signature.user_inputs
-    )
-    call = theirs.execution_plan[0].chains[0].instructions[0].instr_args
-    assert len(call.args) == len(ours.inputs) + len(ours.outputs)
+
+    names = [value.name for value in ours.inputs]
+    assert names == list(program.graph_signature.user_inputs)
+    [call, *_] = theirs.execution_plan[0].chains[0].instructions
+    assert len(call.instr_args.args) == len(ours.inputs) + len(ours.outputs)
+    # y - x, and the unused input is ignored
     assert torch.equal(ours(V, V + 5, V * 3), V * 2)
