@@ -32,6 +32,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schema.json").read_text())
 INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
+"""Options for a target that computes only integers."""
 
 
 class Net(nn.Module):
@@ -50,42 +51,54 @@ def net():
 
 
 def batches(count=3):
+    """Return calibration batches for ``Net``."""
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(2, 6, generator=generator),) for _ in range(count)]
 
 
-def test_batches_are_counted_and_the_model_is_not_changed():
-    module = net()
-    seen = []
-    before = {k: v.clone() for k, v in module.state_dict().items()}
+def quantize_with_progress(given):
+    """Quantize ``Net``, and return the arguments of each call of ``progress``."""
+    calls = []
     delegraph.quantize(
-        module, batches(), progress=lambda done, total: seen.append((done, total))
+        net(), given, progress=lambda done, total: calls.append((done, total))
     )
-    delegraph.quantize(
-        module,
-        iter(batches(2)),
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen == [(1, 3), (2, 3), (3, 3), (1, None), (2, None)]
-    assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+    return calls
 
 
-def test_layers_are_not_run_while_a_lowering_runs(monkeypatch):
-    """torch's Interpreter notes the metadata of the node that it runs where a tracer in
-    another thread finds it.
-    """
+def test_progress_counts_batches():
+    assert quantize_with_progress(batches(3)) == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_progress_over_an_iterator_has_no_total():
+    assert quantize_with_progress(iter(batches(2))) == [(1, None), (2, None)]
+
+
+def test_quantization_does_not_change_the_model():
     module = net()
-    note = torch.fx.traceback.set_current_meta
-    held = []
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
-    def watched(*args, **kwargs):
-        held.append(TRACING.is_mine())
-        return note(*args, **kwargs)
+    delegraph.quantize(module, batches())
 
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_layers_are_run_only_with_the_tracing_lock(monkeypatch):
+    """Torch's Interpreter writes node metadata where a tracer of another thread reads."""
+    module = net()
     quantized = delegraph.quantize(module, batches(1))
-    monkeypatch.setattr(torch.fx.traceback, "set_current_meta", watched)
+    set_current_meta = torch.fx.traceback.set_current_meta
+    lock_was_held = []
+
+    def watch(*args, **kwargs):
+        lock_was_held.append(TRACING.is_mine())
+        return set_current_meta(*args, **kwargs)
+
+    monkeypatch.setattr(torch.fx.traceback, "set_current_meta", watch)
     delegraph.quantization_errors(module, quantized, batches(1), options=INT)
-    assert held and all(held)
+
+    assert lock_was_held
+    assert all(lock_was_held)
 
 
 def test_convolutions_with_shared_weights_fold_separate_batch_norms():
@@ -96,7 +109,10 @@ def test_convolutions_with_shared_weights_fold_separate_batch_norms():
     nn.init.constant_(norms[1].bias, 2.0)
     module = nn.Sequential(conv, norms[0], conv, norms[1]).eval()
     given = [torch.randn(2, 3, 4, 4) for _ in range(2)]
+
     program = delegraph.quantize(module, given)
+
+    # signal-to-noise ratios, in dB
     errors = delegraph.quantization_errors(module, program, given, options=INT)
     assert all(row.snr > 30 for row in errors.layers)
 
@@ -117,13 +133,15 @@ def test_a_norm_that_cannot_be_folded_stays(layers):
     torch.manual_seed(0)
     module = nn.Sequential(*layers(), nn.ReLU()).eval()
     given = [torch.randn(2, 3, 4, 4) for _ in range(2)]
+
     program = delegraph.quantize(module, given)
+
     assert any("_norm" in str(node.target) for node in program.graph.nodes)
     errors = delegraph.quantization_errors(module, program, given, options=INT)
     assert all(row.snr > 25 for row in errors.layers)
 
 
-class Named(nn.Module):
+class WithKeywords(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = nn.Linear(6, 4)
@@ -132,40 +150,65 @@ class Named(nn.Module):
         return self.inner(x) * scale
 
 
-def test_batches_by_name():
+def batches_by_name():
+    """Return batches for ``WithKeywords``, whose arguments come in any order."""
     torch.manual_seed(0)
-    module, (x,) = Named().eval(), batches(1)[0]
-    given = [{"x": x, "scale": torch.rand(2, 4)}, {"scale": torch.rand(2, 4), "x": -x}]
+    x = torch.randn(2, 6)
+    return [
+        {"x": x, "scale": torch.rand(2, 4)},
+        {"scale": torch.rand(2, 4), "x": -x},
+    ]
+
+
+def test_batches_may_be_mappings_of_arguments():
+    torch.manual_seed(0)
+    module = WithKeywords().eval()
+    given = batches_by_name()
+
     program = delegraph.quantize(module, given)
-    assert all(
-        row.snr > 30
-        for row in delegraph.quantization_errors(module, program, given).layers
-    )
+
+    errors = delegraph.quantization_errors(module, program, given)
+    assert all(row.snr > 30 for row in errors.layers)
+    actual = delegraph.lower(program)(**given[1])
+    torch.testing.assert_close(actual, module(**given[1]), rtol=0, atol=0.05)
+
+
+def test_an_exported_program_takes_batches_by_name():
+    torch.manual_seed(0)
+    module = WithKeywords().eval()
+    given = batches_by_name()
     exported = torch.export.export(module, (), given[0])
-    again = delegraph.quantize(exported, given)
-    found = [delegraph.lower(made)(**given[1]) for made in (program, again)]
-    assert torch.equal(*found)
-    torch.testing.assert_close(found[0], module(**given[1]), rtol=0, atol=0.05)
+
+    from_module = delegraph.lower(delegraph.quantize(module, given))
+    from_program = delegraph.lower(delegraph.quantize(exported, given))
+
+    assert torch.equal(from_program(**given[1]), from_module(**given[1]))
+
+
+def scale_of_input(program):
+    [quantize, *_] = [
+        node
+        for node in program.graph.nodes
+        if "quantize_per_tensor" in str(node.target)
+    ]
+    return quantize.args[1]
 
 
 def test_scales_come_from_all_batches():
-    small = torch.linspace(0, 0.5, 12).reshape(2, 6)
-    large = torch.linspace(0, 4, 12).reshape(2, 6)
-    steps = []
-    for given in ([small], [small, large]):
-        program = delegraph.quantize(net(), given)
-        steps.append(
-            next(
-                n.args[1]
-                for n in program.graph.nodes
-                if "quantize_per_tensor" in str(n.target)
-            )
-        )
-    assert steps == pytest.approx([0.5 / 255, 4 / 255])
+    up_to_half = torch.linspace(0, 0.5, 12).reshape(2, 6)
+    up_to_four = torch.linspace(0, 4, 12).reshape(2, 6)
+
+    one_batch = delegraph.quantize(net(), [up_to_half])
+    both_batches = delegraph.quantize(net(), [up_to_half, up_to_four])
+
+    # int8 has 255 steps
+    assert scale_of_input(one_batch) == pytest.approx(0.5 / 255)
+    assert scale_of_input(both_batches) == pytest.approx(4 / 255)
 
 
-def test_weights_in_floats_are_gone():
+def test_a_quantized_program_has_no_weights_in_floats():
     program = delegraph.quantize(net(), batches())
+
     floats = [
         v
         for v in program.state_dict.values()
@@ -219,7 +262,7 @@ def test_weights_in_floats_are_gone():
         ),
     ],
 )
-def test_batches_that_do_not_fit(given, message):
+def test_batches_that_do_not_fit_are_refused(given, message):
     with pytest.raises(InputError, match=message):
         delegraph.quantize(net(), given)
 
@@ -244,19 +287,16 @@ def test_batches_that_do_not_fit(given, message):
             "training mode\n  hint: give the ExportedProgram",
         ),
     ],
-    ids=["half", "moved", "quantized", "exported"],
+    ids=["float16", "nothing to quantize", "quantized already", "exported module"],
 )
-def test_models_that_cannot_be_quantized(model, message):
+def test_models_that_cannot_be_quantized_are_refused(model, message):
     module = model()
+    given = batches()
+    if "float16" in message:
+        given = [x.half() for (x,) in given]
+
     with pytest.raises(InputError, match=message):
-        delegraph.quantize(
-            module,
-            (
-                [torch.randn(2, 6, dtype=torch.half)]
-                if "float16" in message
-                else batches()
-            ),
-        )
+        delegraph.quantize(module, given)
 
 
 @dataclass
@@ -269,7 +309,7 @@ class Answering(Net):
         return Answer(super().forward(x))
 
 
-def test_a_dataclass_that_torch_does_not_know():
+def test_an_unregistered_dataclass_is_refused_with_a_hint():
     hint = (
         r"(?s)Answer.*hint: for a dataclass:"
         r" torch\.export\.register_dataclass\(TheClass\)"
@@ -279,6 +319,8 @@ def test_a_dataclass_that_torch_does_not_know():
 
 
 class Counting(nn.Module):
+    """Adds 1 to the first row of a buffer in each call."""
+
     def __init__(self):
         super().__init__()
         self.inner = nn.Linear(6, 4)
@@ -289,44 +331,67 @@ class Counting(nn.Module):
         return self.inner(x) * (self.level + 1)
 
 
-def test_written_buffers_start_with_their_initial_value():
+def test_quantization_keeps_the_initial_values_of_buffers():
+    module = Counting().eval()
+    given = batches(4)
+
+    program = delegraph.quantize(module, given)
+    errors = delegraph.quantization_errors(module, program, given, options=INT)
+
+    assert not module.level.any()
+    assert not program.state_dict["level"].any()
+    assert errors.layers[-1].snr > 30
+
+
+def test_a_quantized_program_updates_its_buffers_as_eager():
     module = Counting().eval()
     given = batches(4)
     program = delegraph.quantize(module, given)
-    errors = delegraph.quantization_errors(module, program, given, options=INT)
-    assert not module.level.any() and not program.state_dict["level"].any()
+
     lowered = delegraph.lower(program, options=INT)
+
     with torch.no_grad():
         for (x,) in given:
             torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0.1)
-    assert not program.state_dict["level"].any() and errors.layers[-1].snr > 30
+    # the lowered program has a state of its own
+    assert not program.state_dict["level"].any()
 
 
-def test_sizes_that_vary():
-    shapes = ({0: torch.export.Dim("n", min=2, max=9)},)
+ANY_ROWS = ({0: torch.export.Dim("n", min=2, max=9)},)
+OPTIONS_WITH_SHAPES = {"tosa": {"spec": "TOSA-1.1+INT+shape"}}
+
+
+def test_batches_may_have_different_sizes():
     given = [torch.randn(2, 6), torch.randn(5, 6)]
-    program = delegraph.quantize(net(), given, dynamic_shapes=shapes)
-    options = {"tosa": {"spec": "TOSA-1.1+INT+shape"}}
+
+    program = delegraph.quantize(net(), given, dynamic_shapes=ANY_ROWS)
+
     errors = delegraph.quantization_errors(
-        net(), program, given, dynamic_shapes=shapes, options=options
+        net(), program, given, dynamic_shapes=ANY_ROWS, options=OPTIONS_WITH_SHAPES
     )
     assert errors.layers[-1].snr > 30
-    with pytest.raises(
-        InputError, match=r"batch 1 has [^$]*hint: dynamic_shapes lets sizes vary"
-    ):
-        delegraph.quantization_errors(net(), program, given, options=options)
+
+
+def test_different_sizes_need_dynamic_shapes():
+    given = [torch.randn(2, 6), torch.randn(5, 6)]
+    program = delegraph.quantize(net(), given, dynamic_shapes=ANY_ROWS)
+
+    message = r"batch 1 has [^$]*hint: dynamic_shapes lets sizes vary"
+    with pytest.raises(InputError, match=message):
+        delegraph.quantization_errors(
+            net(), program, given, options=OPTIONS_WITH_SHAPES
+        )
 
 
 @pytest.mark.parametrize(
-    ("given", "hint"), [(None, r"delegraph-quantize"), ("best", "torchao==")]
+    ("quantizer", "package"), [(None, "delegraph-quantize"), ("best", "torchao==")]
 )
-def test_without_torchao(monkeypatch, given, hint):
-    monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(
-        PluginUnavailable,
-        match=f"needs torchao, which is not installed\n  hint: pip install .*{hint}",
-    ):
-        delegraph.quantize(net(), batches(), backend="tosa", quantizer=given)
+def test_missing_torchao_is_named_with_a_hint(monkeypatch, quantizer, package):
+    monkeypatch.setitem(sys.modules, "torchao", None)  # an import of it fails
+
+    message = f"needs torchao, which is not installed\n  hint: pip install .*{package}"
+    with pytest.raises(PluginUnavailable, match=message):
+        delegraph.quantize(net(), batches(), backend="tosa", quantizer=quantizer)
 
 
 def test_objects_that_are_no_quantizer_are_refused():
@@ -334,49 +399,49 @@ def test_objects_that_are_no_quantizer_are_refused():
         delegraph.quantize(net(), batches(), quantizer="best")
 
 
-class Careless:
-    """A quantizer that is none of torchao's."""
+class NoQuantizer:
+    """A class that does not derive from torchao's Quantizer."""
 
 
-class Unmade:
+class FailsToInitialize:
     def __init__(self):
         raise ValueError("no table")
 
 
-def annotates_wrongly():
+def make_quantizer_that_fails_to_annotate():
     from torchao.quantization.pt2e.quantizer import Quantizer
 
-    class Wrong(Quantizer):
+    class FailsToAnnotate(Quantizer):
         def annotate(self, model):
             raise ValueError("no table")
 
         def validate(self, model):
             pass
 
-    return Wrong()
+    return FailsToAnnotate()
 
 
 @pytest.mark.parametrize(
     ("quantizer", "error", "message"),
     [
         (
-            "Careless",
+            "NoQuantizer",
             ContractViolation,
-            "Careless, the quantizer of in-process, does not derive from torchao's Quantizer",
+            "NoQuantizer, the quantizer of in-process, does not derive from torchao's Quantizer",
         ),
         (
-            "Unmade",
+            "FailsToInitialize",
             PluginFailed,
-            "making an object of Unmade .* raised ValueError: no table",
+            "making an object of FailsToInitialize .* raised ValueError: no table",
         ),
         (
-            "annotates_wrongly",
+            "make_quantizer_that_fails_to_annotate",
             PluginFailed,
-            "annotation of Wrong .* raised ValueError: no table",
+            "annotation of FailsToAnnotate .* raised ValueError: no table",
         ),
     ],
 )
-def test_backends_with_faulty_quantizers_are_named(quantizer, error, message):
+def test_errors_name_the_faulty_quantizer_of_a_backend(quantizer, error, message):
     registry = delegraph.Registry(discover=False)
 
     class Acme:
@@ -396,6 +461,7 @@ def test_backends_with_faulty_quantizers_are_named(quantizer, error, message):
             return [QuantizerSpec("acme", f"{__name__}:{quantizer}")]
 
     registry.register(Acme(), name="acme")
+
     with pytest.raises(error, match=message):
         delegraph.quantize(net(), batches(1), backend="acme", registry=registry)
 
@@ -405,13 +471,13 @@ def test_a_model_in_training_mode_is_refused():
         delegraph.quantize(torch.nn.Sequential(net(), torch.nn.Dropout()), batches())
 
 
-def test_a_backend_without_a_quantizer():
+def test_a_backend_without_a_quantizer_is_refused():
     with pytest.raises(OptionError, match="declares no quantizer"):
         delegraph.quantize(net(), batches(), backend="demo")
 
 
 class Scaled(nn.Module):
-    """One channel is far larger than the others, for which 8 bits of all are too few."""
+    """Makes one channel far larger or smaller than the others: too wide for 8 bits."""
 
     def __init__(self, by):
         super().__init__()
@@ -422,6 +488,8 @@ class Scaled(nn.Module):
 
 
 class Ragged(nn.Module):
+    """A network whose modules ``blocks.1`` and ``blocks.2`` lose most in integers."""
+
     def __init__(self):
         super().__init__()
         self.blocks = nn.Sequential(
@@ -432,8 +500,20 @@ class Ragged(nn.Module):
         return self.blocks(x)
 
 
-def raised(module, given, errors, count, setting):
-    """Quantize with another precision of the worst modules."""
+@pytest.fixture(scope="module")
+def ragged():
+    torch.manual_seed(0)
+    return Ragged().eval()
+
+
+@pytest.fixture(scope="module")
+def errors_of_ragged(ragged):
+    program = delegraph.quantize(ragged, batches())
+    return delegraph.quantization_errors(ragged, program, batches(), options=INT)
+
+
+def quantize_with_worst_modules(module, given, errors, count, setting):
+    """Quantize with another precision of the ``count`` worst modules; None is floats."""
     from delegraph_tosa.quantizer import TOSAQuantizer
 
     quantizer = TOSAQuantizer()
@@ -442,44 +522,48 @@ def raised(module, given, errors, count, setting):
     return delegraph.quantize(module, given, quantizer=quantizer)
 
 
-def test_the_worst_modules_can_be_given_higher_precision():
+def test_errors_name_modules_of_the_model(ragged, errors_of_ragged):
+    names = {row.module for row in errors_of_ragged.layers if row.module}
+    assert names <= dict(ragged.named_modules()).keys()
+
+    text = errors_of_ragged.to_text()
+    assert text.splitlines()[0].split()[0] == "module"
+    assert "blocks.0 " in text
+    assert errors_of_ragged.to_json()["layers"][0]["module"]
+
+
+def test_the_worst_modules_have_the_widest_ranges(errors_of_ragged):
+    assert errors_of_ragged.worst_modules(1)[0] in ("blocks.2", "blocks.1.1")
+    assert errors_of_ragged.worst_modules(0) == []
+
+
+def test_the_worst_modules_can_be_quantized_to_16_bits(ragged, errors_of_ragged):
     from delegraph_tosa.quantizer import Precision
 
-    torch.manual_seed(0)
-    module = Ragged().eval()
-    given = batches()
-    errors = delegraph.quantization_errors(
-        module, delegraph.quantize(module, given), given, options=INT
+    program = quantize_with_worst_modules(
+        ragged, batches(), errors_of_ragged, 3, Precision(activations=torch.int16)
     )
-    modules = dict(module.named_modules())
-    assert {row.module for row in errors.layers if row.module} <= modules.keys()
-    assert (
-        errors.worst_modules(1)[0] in ("blocks.2", "blocks.1.1")
-        and "blocks.0 " in errors.to_text()
-    )
-    assert (
-        errors.to_text().splitlines()[0].split()[0] == "module"
-        and errors.to_json()["layers"][0]["module"]
-    )
-    precise = raised(module, given, errors, 3, Precision(activations=torch.int16))
-    assert torch.int16 in {
-        n.meta["val"].dtype
-        for n in precise.graph.nodes
-        if isinstance(n.meta.get("val"), torch.Tensor)
-    }
-    quantizes = [
-        sum("quantize_per_tensor" in str(n.target) for n in program.graph.nodes)
-        for program in (
-            raised(module, given, errors, 2, None),
-            delegraph.quantize(module, given),
-        )
-    ]
-    assert quantizes[0] < quantizes[1] and errors.worst_modules(0) == []
+
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    assert torch.int16 in dtypes
+
+
+def test_the_worst_modules_can_stay_in_floats(ragged, errors_of_ragged):
+    def count_quantize_calls(program):
+        targets = [str(node.target) for node in program.graph.nodes]
+        return sum("quantize_per_tensor" in target for target in targets)
+
+    partly = quantize_with_worst_modules(ragged, batches(), errors_of_ragged, 2, None)
+
+    whole = delegraph.quantize(ragged, batches())
+    assert count_quantize_calls(partly) < count_quantize_calls(whole)
 
 
 class Limited(nn.Module):
-    """The limit loses most, since so few of its values are large; it is computed with
-    the convolution before it.
+    """Two convolutions, each computed in one step with the activation after it.
+
+    The activations lose most, because few of their values are large.
     """
 
     def __init__(self):
@@ -493,106 +577,175 @@ class Limited(nn.Module):
         return self.last(self.second(self.act(self.first(x) * 3)))
 
 
-def test_raised_activations_include_their_layer():
+@pytest.fixture(scope="module")
+def limited():
     torch.manual_seed(0)
-    module = Limited().eval()
+    return Limited().eval()
+
+
+def images_of_limited():
     generator = torch.Generator().manual_seed(1)
-    given = [(torch.randn(1, 3, 8, 8, generator=generator),) for _ in range(3)]
-    quantized = delegraph.quantize(module, given)
-    errors = delegraph.quantization_errors(module, quantized, given, options=INT)
-    joined = {row.module: row.joined for row in errors.layers}
-    assert joined["last"] == ("second",) and all(
-        m not in modules for m, modules in joined.items()
-    )
-    jsonschema.validate(json.loads(json.dumps(errors.to_json())), SCHEMA)
-    worst = errors.worst_modules(1)
+    return [(torch.randn(1, 3, 8, 8, generator=generator),) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def errors_of_limited(limited):
+    given = images_of_limited()
+    quantized = delegraph.quantize(limited, given)
+    return delegraph.quantization_errors(limited, quantized, given, options=INT)
+
+
+def test_errors_name_modules_that_are_computed_with_a_module(errors_of_limited):
+    joined = {row.module: row.joined for row in errors_of_limited.layers}
+
+    assert joined["last"] == ("second",)
+    for module, joined_modules in joined.items():
+        assert module not in joined_modules
+
+
+def test_errors_as_json_agree_with_the_schema(errors_of_limited):
+    jsonschema.validate(json.loads(json.dumps(errors_of_limited.to_json())), SCHEMA)
+
+
+def test_the_worst_modules_include_those_computed_with_them(errors_of_limited):
+    worst = errors_of_limited.worst_modules(1)
+
     assert len(worst) == (2 if worst[0] == "last" else 1)
-    before = errors.layers[-1].snr
-    for count in (1, 2):
-        better = raised(module, given, errors, count, None)
-        after = delegraph.quantization_errors(module, better, given)
-        assert after.layers[-1].snr > before - 0.5, (
-            f"{count} modules in floats: {before} dB before"
-        )
 
 
-def test_errors_name_the_worst_layer():
+@pytest.mark.parametrize("count", [1, 2])
+def test_modules_in_floats_do_not_increase_the_error(limited, errors_of_limited, count):
+    given = images_of_limited()
+    better = quantize_with_worst_modules(limited, given, errors_of_limited, count, None)
+
+    after = delegraph.quantization_errors(limited, better, given)
+
+    # half a dB may be chance
+    assert after.layers[-1].snr > errors_of_limited.layers[-1].snr - 0.5
+
+
+@pytest.fixture(scope="module")
+def net_with_a_large_row():
+    """A network whose last layer has one row that is 1000 times larger.
+
+    With one scale for the tensor, the other rows have almost no steps.
+    """
     module = net()
     with torch.no_grad():
-        # per tensor, this row takes the steps of all others
         module.second.weight[0] *= 1000
         module.second.bias.zero_()
+    return module
+
+
+@pytest.fixture(scope="module")
+def program_with_a_large_row(net_with_a_large_row):
     from delegraph_tosa.quantizer import Precision, TOSAQuantizer
 
     quantizer = TOSAQuantizer(Precision(per_channel=False))
-    program = delegraph.quantize(module, batches(), quantizer=quantizer)
-    errors = delegraph.quantization_errors(module, program, batches(), options=INT)
-    assert [row.layer for row in errors.layers] == ["relu", "linear_1", "output 0"]
-    relu, linear, output = errors.layers
-    assert relu.snr > 30 and errors.worst(1)[0].snr == min(relu.snr, linear.snr)
-    assert linear.source.startswith(
-        "plugins/quantize/tests/test_quantize.py:"
-    ) and linear.snr == pytest.approx(output.snr, abs=1e-3)
+    return delegraph.quantize(net_with_a_large_row, batches(), quantizer=quantizer)
+
+
+@pytest.fixture(scope="module")
+def errors_with_a_large_row(net_with_a_large_row, program_with_a_large_row):
+    return delegraph.quantization_errors(
+        net_with_a_large_row, program_with_a_large_row, batches(), options=INT
+    )
+
+
+def test_errors_are_listed_by_layer_with_source_lines(errors_with_a_large_row):
+    layers = errors_with_a_large_row.layers
+    assert [row.layer for row in layers] == ["relu", "linear_1", "output 0"]
+
+    relu, linear, output = layers
+    assert relu.snr > 30
+    assert linear.source.startswith("plugins/quantize/tests/test_quantize.py:")
+    assert linear.snr == pytest.approx(output.snr, abs=1e-3)  # the same tensor
+
+
+def test_the_worst_layer_is_in_the_last_line(errors_with_a_large_row):
+    [worst] = errors_with_a_large_row.worst(1)
+
+    relu, linear, _ = errors_with_a_large_row.layers
+    assert worst.snr == min(relu.snr, linear.snr)
+    assert worst.layer in errors_with_a_large_row.to_text().splitlines()[-1]
+
+
+def test_errors_of_outputs_are_those_of_the_lowered_program(
+    net_with_a_large_row, program_with_a_large_row, errors_with_a_large_row
+):
+    lowered = delegraph.lower(program_with_a_large_row, options=INT)
     with torch.no_grad():
-        lowered = delegraph.lower(program, options=INT)
-        got, wanted = (
-            torch.cat([f(*b) for b in batches()]).double() for f in (lowered, module)
-        )
-    noise = (got - wanted).square().sum()
-    assert output.snr == pytest.approx(
-        float(10 * torch.log10(wanted.square().sum() / noise))
-    )
-    assert output.max_abs_error == pytest.approx(float((got - wanted).abs().max()))
-    assert errors.worst(1)[0].layer in errors.to_text().splitlines()[-1]
-    rows = errors.to_json()["layers"]
-    assert rows[0]["snr"] == relu.snr
-    data = json.loads(errors.to_model_explorer())
-    assert data["graph"]["results"]["relu"]["value"] == relu.snr
-    names = {node.name for node in program.graph.nodes}
-    assert set(data["graph"]["results"]) <= names
+        actual = torch.cat([lowered(*batch) for batch in batches()]).double()
+        expected = torch.cat([net_with_a_large_row(*b) for b in batches()]).double()
+
+    difference = actual - expected
+    snr = 10 * torch.log10(expected.square().sum() / difference.square().sum())
+    output = errors_with_a_large_row.layers[-1]
+    assert output.snr == pytest.approx(float(snr))
+    assert output.max_abs_error == pytest.approx(float(difference.abs().max()))
 
 
-def test_layers_that_only_move_integers_add_no_error():
-    module = nn.Sequential(
-        nn.Linear(6, 8), nn.Dropout(), nn.Unflatten(1, (2, 4)), nn.Linear(4, 4)
-    ).eval()
-    errors = delegraph.quantization_errors(
-        module, delegraph.quantize(module, batches()), batches(), options=INT
-    )
+def test_errors_are_written_for_model_explorer(
+    program_with_a_large_row, errors_with_a_large_row
+):
+    data = json.loads(errors_with_a_large_row.to_model_explorer())
+
+    results = data["graph"]["results"]
+    relu = errors_with_a_large_row.layers[0]
+    assert results["relu"]["value"] == relu.snr
+    assert errors_with_a_large_row.to_json()["layers"][0]["snr"] == relu.snr
+    assert results.keys() <= {n.name for n in program_with_a_large_row.graph.nodes}
+
+
+def test_layers_that_only_move_integers_are_not_listed():
+    moves = (nn.Dropout(), nn.Unflatten(1, (2, 4)))
+    module = nn.Sequential(nn.Linear(6, 8), *moves, nn.Linear(4, 4)).eval()
+    program = delegraph.quantize(module, batches())
+
+    errors = delegraph.quantization_errors(module, program, batches(), options=INT)
+
     assert [row.layer for row in errors.layers] == ["linear", "linear_1", "output 0"]
 
 
-def test_errors_of_a_program_that_was_not_quantized():
+def test_errors_of_a_program_without_quantized_layers_are_refused():
     module = net()
     given = batches()
+    exported = torch.export.export(module, given[0])
+
     with pytest.raises(InputError, match="has no quantized layer"):
-        delegraph.quantization_errors(
-            module, torch.export.export(module, given[0]), given
-        )
-    other = delegraph.quantize(net(), given)
-    with pytest.raises(
-        InputError,
-        match="has a layer relu; the floating-point program has no layer of that name",
-    ):
-        delegraph.quantization_errors(nn.Linear(6, 4).eval(), other, given)
+        delegraph.quantization_errors(module, exported, given)
+
+
+def test_errors_against_another_model_are_refused():
+    program = delegraph.quantize(net(), batches())
+    other_model = nn.Linear(6, 4).eval()
+
+    message = "has a layer relu; the floating-point program has no layer of that name"
+    with pytest.raises(InputError, match=message):
+        delegraph.quantization_errors(other_model, program, batches())
+
+
+def test_errors_of_a_module_instead_of_a_program_are_refused():
+    program = delegraph.quantize(net(), batches())
+
     with pytest.raises(InputError, match="must be an ExportedProgram; got Net"):
-        delegraph.quantization_errors(other, net(), given)
+        delegraph.quantization_errors(program, net(), batches())
 
 
-def test_values_that_overflow_inside():
+def test_values_that_overflow_inside_are_refused_with_their_line():
     class Square(nn.Module):
         def forward(self, x):
             return x * x
 
-    with pytest.raises(
-        InputError,
-        match=r"mul was NaN or infinite during calibration[^$]*return x \* x",
-    ):
-        delegraph.quantize(Square().eval(), [torch.full((2, 6), 3e38)])
+    large = torch.full((2, 6), 3e38)  # its square is beyond float32
+
+    message = r"mul was NaN or infinite during calibration[^$]*return x \* x"
+    with pytest.raises(InputError, match=message):
+        delegraph.quantize(Square().eval(), [large])
 
 
-class Halves(nn.Module):
-    """A part whose values may have no scale, beside one whose values have."""
+class WithLogarithm(nn.Module):
+    """A quantizable network, and a logarithm that may be infinite."""
 
     def __init__(self):
         super().__init__()
@@ -608,40 +761,33 @@ class Halves(nn.Module):
     [("minmax", 0.0, "log"), ("minmax", math.nan, "y"), ("histogram", math.inf, "y")],
     ids=["minus infinity inside", "NaN", "infinity"],
 )
-def test_values_without_scale_stay_in_floats(observer, value, name):
+def test_values_without_a_scale_stay_in_floats(observer, value, name):
     from delegraph_tosa.quantizer import Precision, TOSAQuantizer
 
-    module = Halves().eval()
+    module = WithLogarithm().eval()
     given = [(x, torch.rand(2, 6)) for (x,) in batches()]
     given[1][1][0, 0] = value
+    quantizer = TOSAQuantizer(Precision(observer=observer))
+
     place = (
         rf"{name} was NaN or infinite during calibration \(\S*test_quantize.py:\d+\)"
     )
     with pytest.warns(DelegraphWarning, match=place) as warned:
-        program = delegraph.quantize(
-            module, given, quantizer=TOSAQuantizer(Precision(observer=observer))
-        )
-    assert str(warned[0].message).count(" was ") == 1, (
-        "what follows from it is not named"
-    )
-    found = program.module(check_guards=False)(*given[0])
-    wanted = module(*given[0])
-    torch.testing.assert_close(found[1], wanted[1])
-    torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=0.05)
-    assert not torch.equal(found[0], wanted[0])
+        program = delegraph.quantize(module, given, quantizer=quantizer)
+
+    # values that are infinite because of this one are not named
+    assert str(warned[0].message).count(" was ") == 1
+    in_integers, in_floats = program.module(check_guards=False)(*given[0])
+    expected_of_net, expected_of_line = module(*given[0])
+    torch.testing.assert_close(in_floats, expected_of_line)
+    torch.testing.assert_close(in_integers, expected_of_net, rtol=0, atol=0.05)
+    assert not torch.equal(in_integers, expected_of_net)
+    assert torch.equal(module.line.weight, program.state_dict["line.weight"])
     (delegate,) = delegraph.lower(program, options=INT).delegates
-    assert delegate.processed_bytes and torch.equal(
-        module.line.weight, program.state_dict["line.weight"]
-    )
+    assert delegate.processed_bytes
 
 
-def test_a_span_that_fp32_has_not_stays_in_floats():
-    shares = (1, 0.99, 0.98)
-    given = [
-        (x, torch.tensor([[3e38, -3e38] * 3] * 2) * share)
-        for (x,), share in zip(batches(), shares, strict=True)
-    ]
-
+def test_a_range_beyond_float32_stays_in_floats():
     class Sums(nn.Module):
         def __init__(self):
             super().__init__()
@@ -650,44 +796,50 @@ def test_a_span_that_fp32_has_not_stays_in_floats():
         def forward(self, x, y):
             return self.net(x), y + 1
 
-    with pytest.warns(
-        DelegraphWarning, match="y has a range that float32 cannot represent"
-    ):
+    # y is from -3e38 to 3e38, and float32 ends at 3.4e38
+    extremes = torch.tensor([[3e38, -3e38] * 3] * 2)
+    given = []
+    for (x,), share in zip(batches(), (1, 0.99, 0.98), strict=True):
+        given.append((x, extremes * share))
+
+    message = "y has a range that float32 cannot represent"
+    with pytest.warns(DelegraphWarning, match=message):
         program = delegraph.quantize(Sums().eval(), given)
-    assert torch.equal(
-        program.module(check_guards=False)(*given[0])[1], given[0][1] + 1
-    )
+
+    _, in_floats = program.module(check_guards=False)(*given[0])
+    assert torch.equal(in_floats, given[0][1] + 1)
 
 
 class Nested(nn.Module):
-    """Branches in a branch, and in a loop, whose body torchao quantizes."""
+    """A branch in a branch, and a branch in the body of a loop."""
 
     def forward(self, x):
         def inner(v):
             return torch.cond(v.sum() > 4, lambda u: u * 2, lambda u: u + 1, (v,))
 
+        def body(step, v):
+            return step + 1, inner(v.tanh())
+
         branched = torch.cond(x.sum() > 0, inner, lambda v: v.relu(), (x,))
         steps = torch.zeros((), dtype=torch.int64)
-        _, looped = while_loop(
-            lambda k, v: k < 2, lambda k, v: (k + 1, inner(v.tanh())), (steps, x)
-        )
+        _, looped = while_loop(lambda step, v: step < 2, body, (steps, x))
         return branched, looped
 
 
-def test_branches_in_branches_and_loops():
+def test_branches_in_branches_and_loops_are_quantized():
     module = Nested().eval()
-    some = [x.abs() for (x,) in batches()]
-    # each branch has its turn
-    given = [(scale * x,) for scale in (0.1, 1, -0.1) for x in some]
+    positive = [x.abs() for (x,) in batches()]
+    # with these factors, each branch is taken
+    given = [(factor * x,) for factor in (0.1, 1, -0.1) for x in positive]
+
     program = delegraph.quantize(module, given)
+
+    quantized = program.module(check_guards=False)
     for (x,) in given:
-        for found, wanted in zip(
-            program.module(check_guards=False)(x), module(x), strict=True
-        ):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=0.05)
+        torch.testing.assert_close(quantized(x), module(x), rtol=0, atol=0.05)
 
 
-def test_a_recurrent_layer_is_quantized_step_by_step():
+def test_a_quantized_recurrent_layer_is_delegated_whole():
     class Tagger(nn.Module):
         def __init__(self):
             super().__init__()
@@ -699,41 +851,62 @@ def test_a_recurrent_layer_is_quantized_step_by_step():
     torch.manual_seed(0)
     module = Tagger().eval()
     given = [torch.randn(1, 2, 4) for _ in range(3)]
+
     program = delegraph.quantize(module, given)
+
     lowered = delegraph.lower(program, options=INT)
     assert len(lowered.delegates) == 1, str(lowered.report)
     errors = delegraph.quantization_errors(module, program, given, options=INT)
     assert errors.layers[-1].snr > 25
 
 
-def test_a_trained_network_keeps_its_accuracy():
-    torch.manual_seed(0)
-    model, images, labels = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(16, 4),
-    ), *stripes(512)  # fmt: skip
+def train_stripe_classifier(images, labels):
+    """Return a small network that names the direction of stripes."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    )
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(12):
-        for part, wanted in zip(images.split(64), labels.split(64), strict=True):
+        for x, expected in zip(images.split(64), labels.split(64), strict=True):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(part), wanted).backward()
+            nn.functional.cross_entropy(model(x), expected).backward()
             optimizer.step()
-    model.eval()
-    lowered = delegraph.lower(
-        delegraph.quantize(model, images[:256].split(64)), options=INT
-    )
-    images, labels = stripes(512, seed=1)
+    return model.eval()
+
+
+def accuracy(program, images, labels):
     with torch.no_grad():
-        floats = torch.cat([model(part) for part in images.split(64)]).argmax(1)
-        found = torch.cat([lowered(part) for part in images.split(64)]).argmax(1)
-    accuracy = [(guess == labels).double().mean().item() for guess in (floats, found)]
-    assert accuracy[0] > 0.9 and accuracy[1] >= accuracy[0] - 0.01
+        scores = torch.cat([program(batch) for batch in images.split(64)])
+    return (scores.argmax(1) == labels).double().mean().item()
+
+
+def test_a_trained_network_keeps_its_accuracy():
+    torch.manual_seed(0)
+    images, labels = stripes(512)
+    model = train_stripe_classifier(images, labels)
+
+    quantized = delegraph.quantize(model, images[:256].split(64))
+
+    lowered = delegraph.lower(quantized, options=INT)
+    test_set = stripes(512, seed=1)
+    in_floats = accuracy(model, *test_set)
+    assert in_floats > 0.9
+    assert accuracy(lowered, *test_set) >= in_floats - 0.01
 
 
 def stripes(count, seed=0):
-    """Noisy stripes in four directions, at any place: images [count,1,12,12] and their
-    directions [count].
+    """Return images [count, 1, 12, 12] of noisy stripes, and their directions [count].
+
+    A direction is a number from 0 to 3.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (count,), generator=generator)
@@ -764,8 +937,9 @@ def model():
 
 @pytest.fixture
 def command(tmp_path, capsys, monkeypatch):
-    """Runs ``delegraph lower m.py --quantize FILE``; gives its exit code, output and
-    errors.
+    """Return a function that runs ``delegraph lower m.py --quantize FILE``.
+
+    It returns the exit code, the output and the errors.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.py").write_text(MODEL)
@@ -779,41 +953,52 @@ def command(tmp_path, capsys, monkeypatch):
 
 
 def test_the_command_line_quantizes(command, tmp_path):
-    np.savez(
-        tmp_path / "c.npz",
-        x=np.random.default_rng(0).normal(size=(5, 2, 6)).astype("float32"),
-    )
+    values = np.random.default_rng(0).normal(size=(5, 2, 6)).astype("float32")
+    np.savez(tmp_path / "c.npz", x=values)
+
     code, out, err = command("c.npz", "-o", "m.tosa", "--verify")
-    assert (code, err) == (0, "") and "wrote m.tosa" in out, out + err
-    assert (
+
+    assert (code, err) == (0, ""), out + err
+    assert "wrote m.tosa" in out
+    note = (
         "note: quantized after 5 batches of c.npz; --verify compares with the quantized"
-        " program" in out
+        " program"
     )
-    assert delegraph.load(tmp_path / "m.tosa")(torch.zeros(2, 6))[0].shape == (2, 4)
+    assert note in out
+    [result] = delegraph.load(tmp_path / "m.tosa")(torch.zeros(2, 6))
+    assert result.shape == (2, 4)
 
 
-def test_arrays_are_found_by_the_names_of_inputs(command, tmp_path):
+NEAR = np.linspace(-1, 1, 12, dtype="float32").reshape(2, 1, 6)
+FAR = np.full((2, 1, 6), 50, "float32")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_calibration_arrays_belong_to_inputs_by_name_or_order(command, tmp_path, named):
     (tmp_path / "m.py").write_text(TWO_INPUTS)
-    near = np.linspace(-1, 1, 12, dtype="float32").reshape(2, 1, 6)
-    far = np.full((2, 1, 6), 50, "float32")
-    np.savez(tmp_path / "named.npz", far=far, near=near)
-    np.savez(tmp_path / "numbered.npz", near, far)
-    np.savez(tmp_path / "other.npz", far=far, x=near)
-    for file in ("named.npz", "numbered.npz"):
-        code, out, err = command(file, "--option", "tosa.spec=TOSA-1.0+INT")
-        steps = [
-            float(step)
-            for step in re.findall(
-                r"input quantize_per_tensor\w* int8, scale ([\d.]+)", out
-            )
-        ]
-        assert code == 0 and steps[0] < 0.01 and steps[1] > 0.1, out + err
-    code, _, err = command("other.npz")
-    assert (
-        code == 1
-        and "other.npz has the arrays far, x, and the inputs of the model are near, far"
-        in err
-    )
+    if named:
+        np.savez(tmp_path / "c.npz", far=FAR, near=NEAR)
+    else:
+        np.savez(tmp_path / "c.npz", NEAR, FAR)
+
+    code, out, err = command("c.npz", "--option", "tosa.spec=TOSA-1.0+INT")
+
+    assert code == 0, out + err
+    pattern = r"input quantize_per_tensor\w* int8, scale ([\d.]+)"
+    near_scale, far_scale = map(float, re.findall(pattern, out))
+    assert near_scale < 0.01  # 2 / 255
+    assert far_scale > 0.1  # 50 / 255
+
+
+def test_calibration_arrays_with_unknown_names_are_refused(command, tmp_path):
+    (tmp_path / "m.py").write_text(TWO_INPUTS)
+    np.savez(tmp_path / "c.npz", far=FAR, x=NEAR)
+
+    code, _, err = command("c.npz")
+
+    assert code == 1
+    message = "c.npz has the arrays far, x, and the inputs of the model are near, far"
+    assert message in err
 
 
 @pytest.mark.parametrize(
@@ -837,14 +1022,20 @@ def test_arrays_are_found_by_the_names_of_inputs(command, tmp_path):
         ),
     ],
 )
-def test_calibration_files_that_do_not_fit(command, tmp_path, file, message):
+def test_calibration_files_that_do_not_fit_are_refused(
+    command, tmp_path, file, message
+):
     (tmp_path / "text.npz").write_text("no zip")
     np.savez(tmp_path / "rows.npz", np.zeros((5, 2, 6)), np.zeros((4, 2, 6)))
     np.savez(tmp_path / "flat.npz", x=np.zeros((2, 6), "float32"))
     np.savez(tmp_path / "empty.npz", x=np.zeros((0, 2, 6), "float32"))
     np.savez(tmp_path / "dtype.npz", x=np.zeros((1, 2, 6), "int64"))
+
     code, _, err = command(file)
-    assert code != 0 and re.search(message, err) and err.count("error [") == 1
+
+    assert code != 0
+    assert re.search(message, err), err
+    assert err.count("error [") == 1
 
 
 COMMAND_MODEL = """
@@ -857,46 +1048,37 @@ def net():
 """
 
 
+def run_delegraph(folder, *words):
+    """Run a command of delegraph in a process of its own."""
+    command = [sys.executable, "-m", "delegraph", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def quantize_command(folder, output):
+    """Run ``delegraph quantize`` with a network and calibration data in the folder."""
+    (folder / "net.py").write_text(COMMAND_MODEL)
+    values = np.random.default_rng(0).standard_normal((4, 1, 3, 6, 6), np.float32)
+    np.savez(folder / "c.npz", values)
+    words = ("--backend", "tosa", "--calibration", "c.npz", "-o", output)
+    return run_delegraph(folder, "quantize", "net.py:net", *words)
+
+
 def test_saved_quantized_programs_lower_in_a_fresh_process(tmp_path):
-    (tmp_path / "net.py").write_text(COMMAND_MODEL)
-    np.savez(
-        tmp_path / "c.npz",
-        np.random.default_rng(0).standard_normal((4, 1, 3, 6, 6), dtype=np.float32),
-    )
+    quantized = quantize_command(tmp_path, "q.pt2")
+    assert quantized.returncode == 0, quantized
+    assert "quantized after 4 batches" in quantized.stdout
+    assert "wrote q.pt2" in quantized.stdout
 
-    def run(*words):
-        given = [sys.executable, "-m", "delegraph", *map(str, words)]
-        return subprocess.run(given, cwd=tmp_path, capture_output=True, text=True)
+    words = ("--backend", "tosa", "--require-full", "--verify", "-o", "q.tosa", "-v")
+    lowered = run_delegraph(tmp_path, "lower", "q.pt2", *words)
 
-    made = run(
-        "quantize",
-        "net.py:net",
-        "--backend",
-        "tosa",
-        "--calibration",
-        "c.npz",
-        "-o",
-        "q.pt2",
-    )
-    assert (
-        made.returncode == 0
-        and "quantized after 4 batches" in made.stdout
-        and "wrote q.pt2" in made.stdout
-    ), made
-    target = ("--backend", "tosa", "--require-full", "--verify")
-    lowered = run("lower", "q.pt2", *target, "-o", "q.tosa", "-v")
     assert lowered.returncode == 0, lowered
-    assert (
-        re.search(r"needs \S*INT", lowered.stdout) and (tmp_path / "q.tosa").exists()
-    ), lowered
-    wrong = run(
-        "quantize",
-        "net.py:net",
-        "--backend",
-        "tosa",
-        "--calibration",
-        "c.npz",
-        "-o",
-        "q.onnx",
-    )
-    assert wrong.returncode == 2 and "must name a .pt2 file" in wrong.stderr
+    assert re.search(r"needs \S*INT", lowered.stdout), lowered
+    assert (tmp_path / "q.tosa").exists()
+
+
+def test_quantized_programs_are_saved_only_as_pt2_files(tmp_path):
+    quantized = quantize_command(tmp_path, "q.onnx")
+
+    assert quantized.returncode == 2
+    assert "must name a .pt2 file" in quantized.stderr
