@@ -378,7 +378,7 @@ def test_refuses_a_program_of_several_methods(tmp_path: Any) -> None:
 
     with pytest.raises(
         DelegraphError,
-        match="such a file can hold only one method; this program has forward, same",
+        match="a file of one delegate holds only one method; this program has forward, same",
     ):
         lowered.save(tmp_path / "model.tosa")
 

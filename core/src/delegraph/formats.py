@@ -590,7 +590,7 @@ class DelegateFormat(ProgramFormat):
         if len(methods) > 1:
             raise InputError(
                 "input-invalid",
-                f"such a file can hold only one method; this program has"
+                f"a file of one delegate holds only one method; this program has"
                 f" {', '.join(methods)}",
                 hint="a .pte file holds all of them (delegraph-executorch)",
             )

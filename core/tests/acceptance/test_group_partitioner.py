@@ -85,7 +85,7 @@ def our_partitions(program, taken=TAKEN, named=(), **options):
         return None if node.target in taken else "not among what the backend takes"
 
     def groups(given):
-        """Group each linear layer with the call that quantizes its input."""
+        """Return the nodes with the names of each group."""
         return [
             [node for node in given.graph.nodes if node.name in group]
             for group in named

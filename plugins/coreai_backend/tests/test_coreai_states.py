@@ -169,14 +169,14 @@ def test_a_program_with_other_types_than_its_blob_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("least", [None, 3, [[0, 0]], [[0, 1, 1]], [[0, 0, "1"]]])
 def test_a_wrong_list_of_sizes_is_an_error(tmp_path, least):
-    dims = (({0: torch.export.Dim.DYNAMIC},),)
     lowered = delegraph.lower(
         nn.Linear(4, 4).eval(),
         (torch.randn(3, 4),),
         backends=["coreai"],
-        dynamic_shapes=dims[0],
+        dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
     )
     content, signature, facts = Signature.unseal(bytes(lowered.delegates[0].blob), MARK)
+    # rows of input, dimension and least size
     assert facts["least"] == [[0, 0, 1]]
     path = tmp_path / "main.mlirb"
     path.write_bytes(content)

@@ -79,7 +79,7 @@ class Tokens(nn.Module):
 
 
 @needs_qnn
-def test_quantized_linear_layers_of_tokens_are_whole_for_a_snapdragon():
+def test_no_quantized_linear_layer_of_tokens_leaves_the_npu():
     torch.manual_seed(0)
     batches = [(torch.randn(2, 5, 12),) for _ in range(3)]
     program = delegraph.quantize(Tokens().eval(), batches, backend="onnx")

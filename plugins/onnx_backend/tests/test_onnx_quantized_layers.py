@@ -201,13 +201,13 @@ FLOAT_LAYERS = {
 
 
 @pytest.mark.parametrize("layer", FLOAT_LAYERS)
-def test_floating_point_weights_of_quantized_values_are_not_quantized(layer):
+def test_float_weights_that_multiply_quantized_values_stay_floats(layer):
     """A large element would make the steps of a quantized weight wide."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(4, 4, generator=generator)
     weight[0, 0] = 50.0
     x = torch.randn(4, 4, generator=generator)
-    x[:, 0] = 0
+    x[:, 0] = 0  # products with the large element would leave the result's range
     if layer in ("conv", "transposed"):
         x = x[..., None]
     elif layer == "tokens":

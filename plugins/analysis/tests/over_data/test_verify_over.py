@@ -128,7 +128,7 @@ def test_each_sample_starts_from_the_initial_state():
 @pytest.mark.parametrize(
     "data, message",
     [
-        ([], "the data has no sample"),
+        ([], "data is empty"),
         (torch.ones(2), "must be a series of samples"),
         ([(1, 2, 3)], "sample 0: it has 3 values; the model takes 1 inputs"),
         ([{"nothing": 1}], "sample 0: it has the keys nothing"),

@@ -121,7 +121,8 @@ def separated(
         wanted = ", ".join(f"ethosu_{key}" for key in _KEYS)
         raise OptionError(
             "option-invalid",
-            f"EthosUBackend needs exactly the compile specs {wanted} besides TOSA's",
+            f"EthosUBackend needs the compile specs {wanted}, and TOSA's; it was given"
+            f" {', '.join(spec.key for spec in compile_specs) or 'none'}",
         )
     settings: dict[str, Any] = {
         **given,

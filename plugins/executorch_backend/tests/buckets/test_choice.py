@@ -190,7 +190,7 @@ class Turned(nn.Module):
         return x.mT
 
 
-def test_results_are_cut_along_the_axis_that_they_have(registry):
+def test_padding_is_cut_off_a_result_whose_axes_are_swapped(registry):
     turned = lower_to_buckets(
         registry, Turned(), [torch.randn(4, 6), torch.randn(8, 16)], padding=0
     )

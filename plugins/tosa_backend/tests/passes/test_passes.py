@@ -884,7 +884,7 @@ def test_transposed_batches_keep_matmul():
 
 
 def test_targets_without_matmul_t_keep_matmul():
-    draft = Draft()
+    draft = Draft()  # for TOSA 1.0, which has no MATMUL_T
     y = draft.matmul(
         draft.input(2, 3, 4), draft.transpose(draft.input(2, 5, 4), 0, 2, 1)
     )

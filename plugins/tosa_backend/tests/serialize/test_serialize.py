@@ -153,10 +153,14 @@ def test_flatc_reads_the_written_values():
 
 
 def test_constants_are_aligned_and_written_once():
+    weight = np.arange(24, dtype="<f4").tobytes()
+    new_shape = struct.pack("<2q", 3, 4)
+
     file = write(small_graph())
-    for needle in (np.arange(24, dtype="<f4").tobytes(), struct.pack("<2q", 3, 4)):
-        assert file.count(needle) == 1
-        assert file.index(needle) % 16 == 0
+
+    for content in (weight, new_shape):
+        assert file.count(content) == 1
+        assert file.index(content) % 16 == 0
 
 
 def test_locations_are_stored_on_request_only():

@@ -56,7 +56,8 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
         )
     if hashlib.sha256(view[_END_OF_DIGEST:]).digest() != digest:
         raise FormatError(
-            "format-invalid", "a message of a worker is truncated or damaged"
+            "format-invalid",
+            "the message of a worker process is truncated or damaged",
         )
     try:
         header, sizes = json.loads(bytes(view[_HEAD.size : _HEAD.size + size]))

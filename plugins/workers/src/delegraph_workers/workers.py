@@ -442,7 +442,7 @@ class Workers:
         except (KeyError, TypeError) as e:
             return FormatError(
                 "format-invalid",
-                f"a worker sent an error that this process cannot read: {e!r}",
+                f"the error of a worker process cannot be read: {e!r}",
             )
         if not self._isolated:
             return error

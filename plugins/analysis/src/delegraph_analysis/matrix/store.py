@@ -222,7 +222,8 @@ def read_rows(path: Path) -> list[Row]:
             found[row["cell"]] = row
         elif not is_torn:
             raise InputError(
-                "input-invalid", f"line {number} of {path} is not a row of a matrix"
+                "input-invalid",
+                f"line {number} of {path} is not a row that delegraph matrix wrote",
             )
     return list(found.values())
 

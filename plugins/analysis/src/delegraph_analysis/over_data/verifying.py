@@ -88,14 +88,16 @@ def verify_over(
     names = tuple(column.name for column in columns)
     if len({*names}) != len(names):
         text = f"two columns have one name: {', '.join(names)}"
-        raise InputError("input-invalid", text, hint="name the program otherwise")
+        raise InputError("input-invalid", text, hint="give the program another name")
     found = VerificationOverData(names, scored.name)
     signature = Signature.of(first.exported_program(chosen))
     for sample in _samples(data, signature):
         row = SampleScores(sample.index, _scores(columns, sample, scored))
         found.add(row, partial(picture_of, sample))
     if not found.samples:
-        raise InputError("input-invalid", "the data has no sample")
+        raise InputError(
+            "input-invalid", "data is empty; it must have at least one sample"
+        )
     return found
 
 

@@ -136,7 +136,8 @@ class HostMethod:
             if start % made.dtype.itemsize:
                 raise FormatError(
                     "format-invalid",
-                    f"damaged .pte file: a tensor of {made.dtype} lies at byte {start}",
+                    f"damaged .pte file: a tensor of {made.dtype} begins at byte {start},"
+                    f" which is not a multiple of {made.dtype.itemsize}",
                 )
             made.content = arrange(
                 made.memory, made.dtype, table.sizes, table.dim_order
