@@ -39,7 +39,7 @@ def encode_structure(spec: pytree.TreeSpec) -> str:
 
 
 def _encode(spec: pytree.TreeSpec) -> Any:
-    """Return a structure in the form of JSON.
+    """Return a structure in the form of JSON. Containers of other types become lists.
 
     The context of a spec has the keys of a dictionary, or the class of a named tuple.
     """
@@ -52,7 +52,7 @@ def _encode(spec: pytree.TreeSpec) -> Any:
         return {"named": [spec.context.__name__, pairs]}
     if spec.type is tuple:
         return {"tuple": children}
-    # the context of a defaultdict is (function for missing keys, keys)
+    # The context of a defaultdict is (function for missing keys, keys).
     keys = spec.context[1] if spec.type is defaultdict else spec.context
     if spec.type in _DICTS and all(isinstance(k, _KEYS) for k in keys):
         return {"dict": [list(pair) for pair in zip(keys, children, strict=True)]}
@@ -72,10 +72,9 @@ def encode_inputs(
     - ``names``: names of positional arguments, if torch recorded them.
     - ``sizes``: the dynamic sizes.
     - ``fixed``: positions of flat inputs that are constant numbers or strings.
-    - ``within``: position of an input -> the lowest and highest integer that it may
-      hold.
-    - ``indexed``: the same for inputs with indices. Outside of this range, eager PyTorch
-      raises an error.
+    - ``within``: position of an integer input -> its lowest and highest allowed value.
+    - ``indexed``: position of a tensor of indices -> the lowest and highest index for
+      which eager PyTorch raises no error.
     """
     facts: dict[str, Any] = {}
     if sizes.sizes:
@@ -95,18 +94,19 @@ def encode_inputs(
 def check_fixed_inputs(
     plan: ExecutionPlan, flat: Sequence[Any], names: Sequence[str]
 ) -> list[int]:
-    """Return the positions of flat inputs that are constant.
+    """Return the positions of the inputs that must equal a constant.
 
-    ``flat`` are the inputs of a call. Raises InputError if it has another value for a
-    constant one.
+    ``flat`` are the inputs of a call, ``names`` are their names. Raises InputError if an
+    input differs from its constant.
     """
-    # the text may come from a damaged file
+    # The file may be damaged: ignore invalid positions.
     content = _fact_about_inputs(plan.container, "fixed")
     positions: list[int] = []
     if isinstance(content, list):
         count = len(plan.inputs)
         positions = [k for k in content if type(k) is int and 0 <= k < count]
     if len(flat) != len(plan.inputs):
+        # the runtime refuses a wrong number of inputs
         return positions
     for k in positions:
         wanted = getattr(plan.values[plan.inputs[k]].value, "value", None)
@@ -121,9 +121,9 @@ def check_fixed_inputs(
 def check_input_ranges(
     plan: ExecutionPlan, flat: Sequence[Any], names: Sequence[str]
 ) -> None:
-    """Raise InputError for an input outside of the range that the file has for it.
+    """Raise InputError for an integer or index outside of its range in the file.
 
-    Such inputs are integers, and tensors of indices. ``names``: of the flat inputs.
+    ``flat`` are the inputs of a call, ``names`` are their names.
     """
     count = len(plan.inputs)
     for k, (low, high) in input_ranges(plan.container, count).items():
@@ -170,10 +170,15 @@ def encode_outputs(
 ) -> str:
     """Return the text of a method's outputs and delegates.
 
-    It has facts about delegates that ExecuTorch's tables lack: the number of outputs
-    among the arguments of a call, and the producer. ``fingerprints`` (of the backends'
-    tools) and ``facts`` (of the backends' reports) are left out if all are empty. A
-    string that all delegates share is written once. ``program.calling`` reads the text.
+    The text has facts about delegates that ExecuTorch's tables lack. Each list has an
+    entry for each delegate:
+
+    - ``delegate_outputs``: the number of outputs among the arguments of a call.
+    - ``producers``: the tool that compiled it.
+    - ``fingerprints``: versions of the backend's tools.
+    - ``facts``: entries of the backend's report.
+
+    ``program.calling`` reads the text.
     """
     if not delegate_outputs:
         return encode_structure(spec)
@@ -225,16 +230,15 @@ def _decode(encoded: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    """Return a class; the same one for equal arguments.
+    """Return a named tuple class, always the same class for equal arguments.
 
-    Structures are equal only if their classes are, so a structure that is read twice
-    needs the same class.
+    Structures with named tuples are equal only if their classes are identical.
     """
     return namedtuple(name, fields)
 
 
 def _in_containers_of_file(value: Any) -> Any:
-    """Return a value with its containers as a file describes them: lists, tuples, ..."""
+    """Convert a value's containers to those of a file: a dataclass becomes a list."""
     leaves, spec = pytree.tree_flatten(value)
     return pytree.tree_unflatten(leaves, pytree.tree_structure(_decode(_encode(spec))))
 
@@ -244,6 +248,7 @@ def structure_of(
 ) -> pytree.TreeSpec | None:
     """Return the structure of ``inputs`` or ``outputs``; None if the file has none."""
     text = getattr(container, side) if container is not None else ""
+    # ExecuTorch's own tools write texts of another form, or none.
     spec = decode_structure(text) if text.startswith(("{", '"')) else None
     if side == "inputs" and spec is not None and not _is_of_a_call(spec):
         raise FormatError(
@@ -271,9 +276,9 @@ def flatten_call(
 ) -> list[Any]:
     """Return the flat inputs of a call.
 
-    ``args`` and ``kwargs`` have the structure ``spec``, or are one value for each
-    input. Raises InputError for arguments of another structure. Containers are compared
-    as a file describes them: a dataclass is a list of its fields.
+    ``args`` and ``kwargs`` must have the structure ``spec``, except that a dataclass
+    equals a list of its fields. ``args`` may also be the flat inputs themselves. Raises
+    InputError for other arguments.
     """
     flat: list[Any] = pytree.tree_leaves((tuple(args), dict(kwargs)))
     is_flat = len(flat) == len(args) and all(map(operator.is_, flat, args))

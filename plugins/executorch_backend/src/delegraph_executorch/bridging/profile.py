@@ -176,8 +176,8 @@ def nodes_of(blob: bytes) -> list[GraphNode]:
     nodes = []
     for position, kind in enumerate(kinds):
         handles_of_node = owners[str(position)]
-        handle = handles_of_node[0] if handles_of_node else None
-        nodes.append(GraphNode(kind, handle))
+        counts_for = handles_of_node[0] if handles_of_node else None
+        nodes.append(GraphNode(kind, counts_for))
     return nodes
 
 

@@ -112,7 +112,7 @@ class BucketChoice:
         ]
         args, kwargs = Call(padded, call.spec).arguments()
         leaves, spec = pytree.tree_flatten(method(name)(*args, **kwargs))
-        # the cut of a number is empty
+        # A number has no axes, so its cut is empty.
         results = [
             leaf[cut] if cut else leaf for leaf, cut in zip(leaves, cuts, strict=True)
         ]
@@ -140,11 +140,12 @@ class BucketChoice:
         raise InputError("input-invalid", text, hint=hint)
 
     def _cut(self, shapes: Sequence[tuple[int, ...]], call: Call) -> tuple[slice, ...]:
-        """Return the part of a result that belongs to the call.
+        """Return the part of a padded result that belongs to the call.
 
-        ``shapes`` are those of the result in the buckets. If an axis of the result has
-        the sizes 16 and 32 in the buckets, and an axis of an input as well, then both
-        have the same size in the call.
+        ``shapes`` are the result's shapes in all buckets. Each axis of the result is
+        matched with an axis of an input that has the same size in every bucket. Example:
+        both have the sizes 16 and 32. If the input of the call has 20 there, the result
+        is cut to 20.
         """
         sizes_in_buckets = [bucket.sizes(self._axes) for bucket in self._calls.values()]
         sizes_of_axes = list(zip(*sizes_in_buckets, strict=True))
@@ -152,24 +153,23 @@ class BucketChoice:
         cut = []
         for axis, sizes in enumerate(zip(*shapes, strict=True)):
             if len(set(sizes)) == 1:
+                # all buckets have one size: keep the whole axis
                 cut.append(slice(None))
                 continue
-            matching = {
-                in_call
-                for in_call, in_buckets in zip(
-                    sizes_in_call, sizes_of_axes, strict=True
-                )
-                if in_buckets == sizes
-            }
+            matching: set[int] = set()
+            for in_call, in_buckets in zip(sizes_in_call, sizes_of_axes, strict=True):
+                if in_buckets == sizes:
+                    matching.add(in_call)
             if len(matching) != 1:
                 raise _ambiguous_axis(axis, sizes, matches=bool(matching))
             cut.append(slice(matching.pop()))
         return tuple(cut)
 
     def table(self) -> BucketTable | None:
-        """Return the table for a file; None if a table cannot describe the inputs.
+        """Return the table for a program file.
 
-        It describes tensors, numbers and strings, in tuples, lists and dictionaries.
+        Inputs must be tensors, numbers and strings, in tuples, lists and dictionaries.
+        Return None for others: a table cannot describe them.
         """
         first = next(iter(self._calls.values()))
         structure = _encode(first.spec)
@@ -233,8 +233,7 @@ def _encode(spec: pytree.TreeSpec) -> Any:
         if not all(isinstance(key, str) for key in keys):
             return None
         return {"dict": [list(pair) for pair in zip(keys, children, strict=True)]}
-    # A program file has the fields of named tuples and the keys of other dictionaries,
-    # which this form lacks.
+    # This form cannot describe named tuples, or subclasses of dict.
     if spec.type is namedtuple or issubclass(spec.type, dict):
         return None
     # Other containers, such as dataclasses, are lists in program files.
@@ -270,9 +269,9 @@ def _leaf_from_json(described: Mapping[str, Any]) -> Any:
 
 
 def bucket_axes(calls: Mapping[Any, Call]) -> list[Axis]:
-    """Return the axes of inputs that differ between buckets.
+    """Return the axes of inputs whose sizes differ between buckets.
 
-    Raises InputError for buckets that differ in anything but sizes.
+    Raises InputError if two buckets are equal, or differ in more than sizes.
     """
     first, *others = calls.values()
     kinds = list(map(_kind, first.leaves))
@@ -302,7 +301,10 @@ def _kind(leaf: Any) -> Any:
 
 
 def _holds(bucket: Call, call: Call, axes: Sequence[Axis], pads: bool) -> bool:
-    """Return whether a bucket holds a call; ``pads``: sizes along ``axes`` may be smaller."""
+    """Return whether a bucket holds a call.
+
+    If ``pads``, the call's sizes along ``axes`` may be smaller than the bucket's.
+    """
     if bucket.spec != call.spec:
         return False
     if list(map(_kind, bucket.leaves)) != list(map(_kind, call.leaves)):
@@ -321,7 +323,7 @@ def _holds(bucket: Call, call: Call, axes: Sequence[Axis], pads: bool) -> bool:
 def _ambiguous_axis(axis: int, sizes: Sequence[int], matches: bool) -> InputError:
     """Return the error for an axis of a result that cannot be cut.
 
-    ``matches``: whether it has the sizes of several input axes, or of none.
+    ``matches``: True if it has the sizes of several input axes, False if of none.
     """
     listed = ", ".join(map(str, sizes))
     hint = "call program.method(name) with inputs that you padded, and cut its results"
@@ -359,7 +361,7 @@ def call_text(call: Call) -> str:
 
 
 def _pad_to(leaf: Any, like: Any, padding: Any) -> Any:
-    """Return ``leaf`` at the start of all axes of a tensor with the shape of ``like``."""
+    """Pad the end of each axis of ``leaf`` to the size in ``like``; numbers unchanged."""
     if not isinstance(leaf, torch.Tensor) or leaf.shape == like.shape:
         return leaf
     padded = leaf.new_full(like.shape, padding)

@@ -78,6 +78,7 @@ class BucketedProgram:
     def verify(self, *args: Any, **kwargs: Any) -> Verification:
         """Compare a call with eager PyTorch, which gets the inputs without padding."""
         got = self(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        # The model must not run while another thread traces.
         with TRACING, torch.no_grad():
             return Verification.of(
                 got, self._model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
@@ -90,7 +91,10 @@ class BucketedProgram:
         self.program.save(path, named_data, **options)
 
     def using(self, methods: LoadedProgram) -> BucketedProgram:
-        """Return the same choice between other methods: ``delegraph.load`` of the file."""
+        """Return a copy that calls the methods of a loaded file instead.
+
+        ``methods``: the result of ``delegraph.load`` for the file of this program.
+        """
         other = copy.copy(self)
         other._methods = methods
         return other
@@ -144,7 +148,7 @@ def load(
 def _check_shapes(
     table: BucketTable, methods: Sequence[str], described: Sequence[MethodSummary]
 ) -> None:
-    """Raise FormatError if methods or shapes of the table are not those of the file."""
+    """Raise FormatError if the table's methods or shapes differ from the file's."""
     rows = {row.method: row for row in table.rows}
     if not rows.keys() <= set(methods):
         raise damaged("it lists methods that the file does not have")
@@ -152,6 +156,7 @@ def _check_shapes(
         row = rows.get(method.name)
         if row is None:
             continue
+        # numbers have no shape: compare [] with []
         inputs = [list(tensor.shape or ()) for tensor in method.inputs]
         outputs = [list(tensor.shape or ()) for tensor in method.outputs]
         row_inputs = [leaf.get("shape", []) for leaf in row.inputs]
@@ -214,7 +219,7 @@ def choose_by_size(
 
 
 def check_padding(padding: Any) -> None:
-    """Raise InputError for a padding that is no number, or too large for a file."""
+    """Raise InputError unless a padding is None, a float, or an int of 64 bits."""
     is_float = isinstance(padding, float)
     is_int64 = isinstance(padding, int) and -(1 << 63) <= padding < 1 << 63
     if padding is not None and not is_float and not is_int64:
@@ -241,10 +246,10 @@ def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, 
     if isinstance(buckets, Mapping):
         return calls
     sizes_of_calls = [call.sizes(axes) for call in calls.values()]
-    # Sizes (16, 16) and (32, 32) give the names forward_16 and forward_32: axes that are
-    # equal in all buckets count once. So transpose from calls to axes, drop equal axes,
-    # and transpose back.
-    distinct_axes = dict.fromkeys(zip(*sizes_of_calls, strict=True))
+    # Two axes with equal sizes in each bucket count once in names: the sizes (16, 16) and
+    # (32, 32) give forward_16 and forward_32.
+    sizes_of_axes = zip(*sizes_of_calls, strict=True)
+    distinct_axes = dict.fromkeys(sizes_of_axes)
     sizes_in_names = zip(*distinct_axes, strict=True)
     return {
         f"forward_{'x'.join(map(str, sizes))}": call
@@ -253,7 +258,10 @@ def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, 
 
 
 def _call_of(bucket: Bucket) -> Call:
-    """Return the arguments of a bucket; InputError for an object of another type."""
+    """Return the arguments of a bucket: a tensor, a tuple, a list or a dict of keywords.
+
+    Raises InputError for an object of another type.
+    """
     if isinstance(bucket, Mapping):
         return Call.of((), bucket)
     if not isinstance(bucket, (torch.Tensor, tuple, list)):
@@ -265,10 +273,10 @@ def _call_of(bucket: Bucket) -> Call:
 
 
 def _method_inputs(program: LoweredProgram, method: str, call: Call) -> Call:
-    """Return a bucket's inputs as the lowered method takes them.
+    """Return a bucket's inputs with the order, types and shapes of the lowered method.
 
-    Export orders keyword arguments as forward's parameters. A transform may have
-    changed types and shapes.
+    Export orders keyword arguments like the parameters of ``forward``. A transform may
+    have changed types and shapes.
     """
     exported = program.exported_program(method)
     call = call.in_order(exported.call_spec.in_spec.child(1).context)
@@ -281,7 +289,7 @@ def _method_inputs(program: LoweredProgram, method: str, call: Call) -> Call:
 
 
 def _result_shapes(program: LoweredProgram, method: str) -> list[tuple[int, ...]]:
-    """Return the shape of each result; that of a number is empty."""
+    """Return the shape of each result, ``()`` for a number."""
     exported = program.exported_program(method)
     specs = exported.graph_signature.output_specs
     shapes = []

@@ -66,21 +66,23 @@ class BucketTable:
 
     def to_bytes(self) -> bytes:
         """Return the form for the file."""
-        content = {"schema": SCHEMA, **asdict(self), "padding": self._padding}
+        content = {"schema": SCHEMA, **asdict(self)}
+        # JSON has no infinity and no NaN
+        content["padding"] = self._padding
         return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
 
     @property
     def _padding(self) -> float | str | None:
-        """Return the padding for JSON, which has no infinity and no NaN."""
+        """Return the padding, as text if it is infinite or NaN."""
         if self.padding is None or math.isfinite(self.padding):
             return self.padding
         return str(float(self.padding))
 
     @classmethod
     def of_bytes(cls, content: bytes) -> BucketTable | None:
-        """Read a table; None if a later version wrote it.
+        """Read a table. Return None if it has another schema.
 
-        Raises FormatError if it is damaged.
+        Raises FormatError if the table is damaged.
         """
         if len(content) > LONGEST:
             raise damaged(f"it has {len(content)} bytes; at most {LONGEST} are read")
@@ -108,8 +110,9 @@ class BucketTable:
         """Raise FormatError unless all entries have the right types."""
         if self.padding is not None and not isinstance(self.padding, (int, float)):
             raise damaged("the padding is no number")
-        # OverflowError for an integer that is too large for a float
-        float(self.padding or 0)
+        if self.padding is not None:
+            # raises OverflowError for an integer that is too large for a float
+            float(self.padding)
         if not self.rows:
             raise damaged("it has no methods")
         if len({str(row.method) for row in self.rows}) < len(self.rows):
