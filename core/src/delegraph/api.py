@@ -284,14 +284,14 @@ def _expect_choices(options: Any, transforms: Any, compiler: Any) -> None:
     tables = [options]
     if isinstance(options, Mapping):
         tables += options.values()  # a mapping for each backend
-    if not all(
-        isinstance(table, Mapping) and all(isinstance(key, str) for key in table)
-        for table in tables
-    ):
-        raise OptionError(
-            "option-invalid",
-            f"options is {{backend name: {{option: value}}}}, not {options!r}",
-        )
+    for table in tables:
+        if not isinstance(table, Mapping) or not all(
+            isinstance(key, str) for key in table
+        ):
+            raise OptionError(
+                "option-invalid",
+                f"options is {{backend name: {{option: value}}}}, not {options!r}",
+            )
     if not isinstance(transforms, Sequence) or not all(map(callable, transforms)):
         raise OptionError(
             "option-invalid", f"transforms is a list of functions, not {transforms!r}"

@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
 
         complete(parser)  # does not return
     terminal.occupy_closed_descriptors()
+    # In the blocks below, code of models and plugins cannot print to stdout, and cannot
+    # keep messages from stderr.
     try:
         with (
             _stoppable(ends_process),
@@ -394,5 +396,5 @@ def _failure(
         "delegraph.error/1",
         {**describe_error(error), **(content or {})},
         "",
-        2 if wrong_usage else 1,
+        code=2 if wrong_usage else 1,
     )

@@ -35,6 +35,7 @@ def list_commands() -> list[tuple[str, str]]:
         name = spec.name
         if names.count(name) > 1:
             name = f"{canonical(record.distribution)}/{name}"
+        # ``lstrip``, because the summary may be empty
         commands.append((name, f"{spec.summary} ({record.owner})".lstrip()))
     return commands
 

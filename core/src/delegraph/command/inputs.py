@@ -20,6 +20,7 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
     import numpy as np
 
     with _reading(path, ".npy"):
+        # for an archive of arrays, ``np.load`` would return no array
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 names = ", ".join(

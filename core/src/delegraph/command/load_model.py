@@ -144,9 +144,9 @@ def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
     """Return the declaration of the scheme in ``scheme:name``, and the name; None if
     ``text`` means a file.
 
-    It means a file if it is the name of an existing file, has no colon, or has a ``.``
-    or ``/`` before the first colon. Otherwise raises UsageError if no plugin declares
-    the scheme, and other errors of ``Registry.find``.
+    ``text`` means a file in three cases: a file of this name exists; ``text`` has no
+    colon; it has a ``.`` or ``/`` before the first colon. Raises UsageError if no plugin
+    declares the scheme, and other errors of ``Registry.find``.
     """
     scheme, colon, name = text.partition(":")
     if not colon or "." in scheme or "/" in scheme or Path(text).exists():

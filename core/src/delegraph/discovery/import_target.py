@@ -35,6 +35,7 @@ def import_target(spec: Declaration, record: PluginRecord) -> Any:
             "plugin-broken", f"{title} cannot be loaded: {why}", hint=advice(e, record)
         ) from e
     if reason is not None:
+        # the kind that the authors must provide, in words
         rules = [spec.rule] if spec.rule else []
         if spec.base:
             base = spec.base.replace(":", ".")

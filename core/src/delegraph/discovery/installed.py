@@ -219,7 +219,7 @@ def load_plugin(
     manager: pluggy.PluginManager, entry: EntryPoint, record: PluginRecord
 ) -> PluginRecord:
     """Import a light module and register it in ``manager``; return ``record`` with the
-    plugin's declarations. If anything fails, return it with the fault.
+    plugin's declarations. If anything fails, return ``record`` with the fault instead.
     """
     with exits_raise(), hangs_shown():
         try:
