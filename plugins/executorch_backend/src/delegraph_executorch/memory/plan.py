@@ -1,6 +1,6 @@
 """Assign offsets in memory, one storage after the other.
 
-Each storage gets the smallest gap between those that are in use at the same time.
+Each storage gets the smallest gap between the storages that are in use at the same time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _by_size(lifetime: Lifetime) -> tuple[int, ...]:
 
 
 def _by_first_use(lifetime: Lifetime) -> tuple[int, ...]:
-    """Return the key for sorting by first use; of equal ones, the largest first."""
+    """Return the key for sorting by first use; with equal first use, the largest first."""
     return lifetime.first, -lifetime.storage.nbytes, lifetime.last
 
 

@@ -47,8 +47,8 @@ several times.
 class Conflict:
     """An instruction that reads a tensor that was overwritten or never written.
 
-    ``instruction`` is its position; that after the last one stands for the return.
-    ``value`` is the position of the tensor.
+    ``instruction`` is the instruction's position. The position after the last
+    instruction means the return of the method. ``value`` is the tensor's position.
     """
 
     instruction: int
@@ -120,9 +120,10 @@ class _Proof:
         self.sources: dict[int, int] = {}
 
     def conflicts(self) -> list[Conflict]:
-        """Follow the valid tensors through the instructions until they no longer change.
+        """Return each read of a tensor that is not valid.
 
-        Return the conflicts of the last pass.
+        Passes over the instructions repeat until the valid tensors no longer change. The
+        conflicts of the last pass count.
         """
         # jump target -> the tensors that are valid at every jump to it
         joined: dict[int, int] = {}
@@ -171,8 +172,8 @@ class _Proof:
     def _valid_at_start(self) -> int:
         """Return the set of tensors that are valid before the first instruction.
 
-        As all sets of a proof, it is an int with a bit for each value. The caller sets
-        the inputs one after the other, so a later one may overwrite an earlier one.
+        The caller sets the inputs one after the other, so a later input may overwrite an
+        earlier one.
         """
         valid = _bits(self.states)
         for value in self.plan.inputs:
@@ -182,8 +183,8 @@ class _Proof:
     def _after_write(self, value: int, valid: int) -> int:
         """Return the valid tensors after a write to the tensor ``value``.
 
-        The write makes ``value`` valid, and overwrites all tensors that share its
-        memory. ``valid``: the tensors that are valid before it.
+        The write makes ``value`` valid, and overwrites all other tensors that overlap
+        it. ``valid``: the tensors that are valid before the write.
         """
         overwritten = self.overlaps.get(value, 0)
         return (valid & ~overwritten) | 1 << value
@@ -192,7 +193,7 @@ class _Proof:
         """Return the states: tensors that keep their content between runs.
 
         A state has an initial value, or every instruction that writes it also reads it.
-        Inputs of the second kind are no states: the caller sets them in each run.
+        An input without an initial value is no state: the caller sets it in each run.
         """
         initial = set()
         for k, entry in enumerate(self.plan.values):
@@ -235,9 +236,9 @@ class _Proof:
         state: int,
         found: dict[tuple[int, int], Conflict],
     ) -> int:
-        """Add the conflicts of a step to ``found``; return the valid tensors after it.
+        """Add the conflicts of ``step`` to ``found``; return the valid tensors after it.
 
-        ``state``: the tensors that are valid before it.
+        ``state``: the tensors that are valid before the step.
         """
         for value in step.reads:
             self._check_read(position, value, state, found)

@@ -72,10 +72,10 @@ class InputSizes(NamedTuple):
             if expected == "":
                 continue
             text = f"{dynamic.describe(names, size)}; the program was exported for {expected}"
-            # if the size alone is possible, name the size that it contradicts
+            # if the size contradicts only an earlier one, name the earlier one
             is_multiple = (size - offset) % factor == 0
-            differs = size != factor * value + offset
-            if first is not dynamic and is_multiple and differs:
+            contradicts_first = size != factor * value + offset
+            if is_multiple and contradicts_first:
                 other = first.describe(names, shapes[first.input][first.dim])
                 text = f"{text}, as {other}"
             raise InputError("input-invalid", text, hint=_HINT)

@@ -82,6 +82,7 @@ class _Check:
             self.program.constant_segment,
             *self.program.mutable_data_segments,
         ):
+            # offset 0 is a placeholder: tensors without data have index 0
             if offsets is not None and len(offsets.offsets) > 1:
                 self._check_index(
                     offsets.segment_index, self.file.segments, "the segment of tensors"
