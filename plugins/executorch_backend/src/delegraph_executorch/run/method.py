@@ -68,6 +68,7 @@ class HostMethod:
         self._max_jumps = max_jumps
         self._delegates = delegates
         self._ran = ran
+        # before memory is reserved
         check_memory(plan, max_memory)
         self._shared = shared
         self._memories = _reserve_planned(plan, shared)
@@ -78,11 +79,12 @@ class HostMethod:
         self._run_time_arguments = check_method(plan)
         self._kernels = [kernel(str(o)) for o in plan.operators]
         self._names = input_names(plan)
-        ranks = []
+        ranks: list[int | None] = []
         for index in plan.inputs:
-            table = plan.values[index].value
-            ranks.append(len(table.sizes) if isinstance(table, Tensor) else None)
+            value = plan.values[index].value
+            ranks.append(len(value.sizes) if isinstance(value, Tensor) else None)
         self._sizes = input_sizes(plan.container, ranks)
+        # methods that share memory also share its lock
         self._lock = threading.RLock() if shared is None else shared.lock
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:

@@ -74,7 +74,7 @@ class HostProgram:
         return self.method(name)(*args, **kwargs)
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Return a function that takes the arguments of the module's method.
+        """Return a function that takes the arguments of the original module's method.
 
         Files of other tools do not store how arguments and results are nested. The
         methods of such files take and return flat lists.
@@ -91,9 +91,9 @@ class HostProgram:
         return call
 
     def run(self, name: str, inputs: Sequence[Any]) -> list[Any]:
-        """Return the flat outputs of a method.
+        """Run a method on flat inputs; return its flat outputs.
 
-        Raises InputError if the inputs do not fit.
+        The first call loads the method. Raises InputError if the inputs do not fit.
         """
         plan = self._plan_of(name)
         if name not in self._loaded:
@@ -112,10 +112,10 @@ class HostProgram:
                         self._data,
                         delegates,
                         output_counts,
-                        self._max_memory,
-                        self._max_iterations,
-                        ran,
-                        self._shared_memory_of(plan),
+                        max_memory=self._max_memory,
+                        max_jumps=self._max_iterations,
+                        ran=ran,
+                        shared=self._shared_memory_of(plan),
                     )
         return self._loaded[name](inputs)
 
