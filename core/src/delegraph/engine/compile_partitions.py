@@ -77,8 +77,8 @@ class PartitionCompiler(NamedTuple):
         for item in work:
             spec = item.partition.spec
             backend = self.registry.installed(spec.backend_id)
-            # a partitioner may use the short name of a backend; from here on, the
-            # module has the name of the backend's class
+            # a partitioner may name a backend by its short name; programs store the
+            # name of its class
             item.module.backend_id = backend.kind.__name__
             request = Request(
                 backend,
@@ -98,6 +98,7 @@ class PartitionCompiler(NamedTuple):
         for item, answer in zip(work, answers, strict=True):
             item.seconds["compile"] = answer.seconds
             item.origin = answer.origin
+            # an equal partition may be compiled once: both then share the result
             if answer.equal_to is not None:
                 item.equal_to = work[answer.equal_to]
             if not isinstance(answer.result, Refused):

@@ -35,8 +35,8 @@ class Planner:
 
     ``decomposer`` None: operators are not decomposed. ``folds_constants``: if the
     backend refuses a call whose operands are constants, the call is computed now.
-    ``whole``: a method that becomes a single partition passes it all of its inputs,
-    also unused ones. ``notes``: lines for the report.
+    ``whole``: if a method becomes a single partition, the partition takes all inputs
+    of the method, also unused ones. ``notes``: lines for the report.
     """
 
     def __init__(

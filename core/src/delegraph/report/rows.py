@@ -126,7 +126,9 @@ class DelegateRow(WithFacts):
 
     @property
     def compiled(self) -> str:
-        """Return ``compilation.origin``, which JSON has under the key "compiled"."""
+        """Return "compiled", "from the cache" or the like; "" for a compiler that
+        keeps no results.
+        """
         return self.compilation.origin
 
     @property
