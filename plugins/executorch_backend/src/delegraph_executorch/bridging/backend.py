@@ -43,8 +43,8 @@ class BridgedBackend(BackendDetails, abstract=True):
     def fingerprint(cls, compile_specs: list[CompileSpec]) -> str | None:
         """Return the key under which blobs are cached; None if they must not be.
 
-        It covers the versions of ExecuTorch and of this plugin, and whether blobs are
-        loaded as a check.
+        It contains the versions of ExecuTorch and of this plugin. If each new blob is
+        loaded as a check, it also contains that.
         """
         if not cls.cached:
             return None

@@ -20,8 +20,9 @@ def compare_with_stock_runtime(
     """Compare a blob with the runtime of the wheel ``executorch`` that is installed.
 
     The result is "cannot" if the runtime lacks the device or the backend, or if a blob
-    for XNNPACK does not begin like a graph. It is "rebuild" if ExecuTorch was newer when it compiled the
-    blob, or had an older major version. It is None if the blob's version is unknown.
+    for XNNPACK does not begin like a graph. It is "rebuild" if the ExecuTorch that
+    compiled the blob is newer than the installed one, or has an older major version. It
+    is None if one of these versions is unknown.
     """
     if device not in (None, "cpu"):
         why = f"ExecuTorch's runtime here computes on the cpu; it has no device {device!r}"

@@ -46,7 +46,7 @@ def separate_constants(edge: ExportedProgram) -> ExportedProgram:
     """
     calls = [node for node in edge.graph.nodes if _name(node) in _LAYERS]
     if not any(_name(node) in (_NORM, "aten.convolution.default") for node in calls):
-        # The passes compute no constants: they do so only for convolutions, for batch
+        # Nothing to do: the passes compute constants only for convolutions, for batch
         # norms, and for layers before a batch norm.
         return edge
     constants = _Constants(edge)
@@ -143,6 +143,7 @@ class _Constants:
         self._spec_of[node.name] = new
         is_parameter = spec.kind is InputKind.PARAMETER
         is_persistent_buffer = spec.kind is InputKind.BUFFER and spec.persistent
+        # other constants are not in the state dict
         in_state = is_parameter or is_persistent_buffer
         tensors = self._edge.state_dict if in_state else self._edge.constants
         if is_parameter and not isinstance(tensor, torch.nn.Parameter):

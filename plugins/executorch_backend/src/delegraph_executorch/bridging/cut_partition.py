@@ -35,7 +35,7 @@ class Converted:
     changed later, such as by a decomposition, is not mistaken for another one.
 
     ``_pieces``: name of a call -> the calls of ``edge`` that it became. ``_dropped``:
-    names of calls that became none.
+    names of calls without pieces. ``_recorded``: name of a node -> its ``val``.
     """
 
     def __init__(self, program: ExportedProgram, edge: ExportedProgram) -> None:

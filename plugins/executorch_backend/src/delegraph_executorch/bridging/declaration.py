@@ -37,8 +37,8 @@ def bridge(
 
     ``backend`` is a ``BackendDetails`` class. ``partitioner`` is a ``Partitioner``
     class, or a function that makes one. It is called with the options of the backend.
-    The three returned classes name the calling module as theirs, so that a plugin's
-    targets can name them::
+    The returned classes belong to the calling module, so that a plugin's targets can
+    name them::
 
     AcmeBackend, AcmePartitioner, AcmeRuntime = bridge(acme.AcmeBackend,
         acme.AcmePartitioner)
@@ -56,8 +56,8 @@ def bridge(
     it, to work around faults of the backend's passes. ``loads``: whether to load blobs
     in ExecuTorch's runtime, if it is installed, and to refuse blobs that fail.
 
-    The runtime is ExecuTorch's own. It runs only the backends that the wheel
-    ``executorch`` contains a runtime of. Raises ContractViolation if ``backend`` is no
+    The runtime is the one of the wheel ``executorch``, so backends that the wheel lacks
+    cannot run. Raises ContractViolation if ``backend`` is no
     ``BackendDetails`` class.
     """
     from executorch.exir.backend.backend_details import BackendDetails
@@ -70,6 +70,7 @@ def bridge(
         )
         raise ContractViolation("contract-violation", text)
     name = backend.__name__
+    # the ``__module__`` of the returned classes
     calling_module = sys._getframe(1).f_globals.get("__name__", __name__)
     compile_method = getattr_static(backend, "preprocess_multimethod")
     inherited = getattr_static(BackendDetails, "preprocess_multimethod")

@@ -42,8 +42,8 @@ ExecuTorch's partitioner adds these entries, and ``preprocess`` of its backend r
 def stand_in(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
     """Stand for a call that ExecuTorch does not support.
 
-    The result has the type and shape of ``like``. ``after`` are the inputs of the call,
-    so the order of calls remains.
+    The result has the type and shape of ``like``. ``after`` are the inputs of the
+    replaced call, so the order of calls remains.
     """
     raise NotImplementedError(
         "this operator stands in for another one in the graph, and cannot be run"
@@ -135,7 +135,7 @@ def pieces_of(edge: ExportedProgram) -> dict[str, list[Node]]:
 
 
 def _with_unpacking(calls: Sequence[Node], hidden: Collection[Node]) -> set[Node]:
-    """Return the calls in ``hidden``, opaque calls, and ``getitem`` calls on their results."""
+    """Return hidden calls, opaque calls, and ``getitem`` calls on their results."""
     found: set[Node] = set()
     for node in calls:
         if (
@@ -287,7 +287,7 @@ In edge dialect, its number becomes a tensor.
 def _has_equal_tensor_overload(node: Node) -> bool:
     """Return whether the overload with a tensor in place of a number is equivalent.
 
-    It is if the tensor operand and the result are floats of one type.
+    It is equivalent if the tensor operand and the result are floats of one type.
     """
     if node.target not in _WITH_TENSORS or len(node.args) != 2 or node.kwargs:
         return False
@@ -356,7 +356,7 @@ def _contiguous(value: Any) -> Any:
 
 
 def producer_of(node: Node) -> Node:
-    """Return ``node``, or the call from whose results its ``getitem`` calls select."""
+    """Return ``node``, or the call from whose result it selects if it is a ``getitem``."""
     while node.target is operator.getitem:
         source = node.args[0]
         assert isinstance(source, Node)

@@ -59,6 +59,7 @@ def check_loads(runtime: type[BridgedRuntime], result: PreprocessResult) -> None
     lines: list[str] = []
     try:
         with _STDERR_LOCK, _logged(lines.append):
+            # only for its errors
             runtime.load(join(result.processed_bytes), (), named_data)
     except NoRuntime:
         # A blob whose sizes have no bounds has no calling convention: skip the check.

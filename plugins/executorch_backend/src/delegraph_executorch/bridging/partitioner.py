@@ -110,6 +110,7 @@ class BridgedPartitioner(Partitioner):
         _untag_constants(edge, exported_program)
         if _tags_written_buffer(edge, exported_program):
             tag_mutated_buffer(exported_program)
+        # Parts of a split partition have the compile specs of the original partition.
         their_specs = tagging.result.partition_tags
         specs = {}
         for node in tagged:

@@ -96,8 +96,7 @@ def _calls_in_integers(edge: ExportedProgram) -> set[Node]:
 def _is_lowered_in_integers(node: Node, constants: Collection[str]) -> bool:
     """Return whether Arm's passes can lower a call in integers.
 
-    The passes need constant weights, and constants as values with a scale for each
-    channel.
+    Weights of layers, and values with a scale for each channel, must be constants.
     """
     if any(
         "dequantize_per_channel" in str(v.target) and _is_computed(v, constants)

@@ -144,7 +144,8 @@ class XnnpackBridgedRuntime(BridgedRuntime):
 
         The times of XNNPACK's operators come from ExecuTorch's ETDump.
         """
-        # Load only for its errors: the loader with ETDump does not explain them.
+        # Load once more, and drop the result: ``load`` explains errors, unlike the loader
+        # with ETDump.
         cls.load(processed_bytes, compile_specs, named_data)
         with quietly():
             from executorch.extension.pybindings import portable_lib
@@ -185,7 +186,11 @@ class XnnpackBridgedRuntime(BridgedRuntime):
                     "forward", tuple(inputs), clone_outputs=False
                 )
                 middle = (start + perf_counter()) / 2
-                return tuple(results), lambda: {**read_times(middle), **borders}
+
+                def times() -> Spent:
+                    return {**read_times(middle), **borders}
+
+                return tuple(results), times
             except RuntimeError as e:
                 raise cls._input_error(e) from e
             finally:

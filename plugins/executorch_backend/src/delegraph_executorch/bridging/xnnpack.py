@@ -103,6 +103,7 @@ def _why_dequantized_for_floats(node: Node, constants: Collection[Node]) -> str 
     for user in _users_through_layout(node):
         activation = None
         if user.args:
+            # the operand that the weight is multiplied with
             activation = user.args[_ACTIVATION_AT.get(_name(user), 0)]
         while isinstance(activation, Node) and _name(activation) in _LAYOUT:
             activation = activation.args[0]
@@ -240,7 +241,7 @@ _CONVOLUTIONS_ALONG_ONE_AXIS = {"conv1d", "conv_transpose1d", "convolution"}
 def _why_quantized_float_convolution(node: Node) -> str | None:
     """Return why the result of a float convolution cannot be quantized, or None."""
     # The compiler turns a convolution along one axis into a convolution of images. If
-    # the result is quantized, it takes the whole convolution for quantized.
+    # the result is quantized, the compiler assumes a quantized input, too.
     if _name(node) != "quantize_per_tensor":
         return None
     convolution = node.args[0]

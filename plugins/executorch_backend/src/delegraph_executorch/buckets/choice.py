@@ -103,7 +103,7 @@ class BucketChoice:
         bucket = self._calls[name]
         if call.sizes(self._axes) == bucket.sizes(self._axes):
             return method(name)(*args, **kwargs)
-        # one list of shapes for each result: its shape in every bucket
+        # for each result, its shape in every bucket
         shapes_of_results = zip(*self._results.values(), strict=True)
         cuts = [self._cut(shapes, call) for shapes in shapes_of_results]
         padded = [
