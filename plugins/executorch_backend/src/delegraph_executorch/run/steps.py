@@ -68,33 +68,17 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
                 f" {len(plan.delegates)}"
             )
 
-    def origin(debug_handles: Sequence[Any]) -> Origin:
-        """Return the operators with these debug handles, and their source lines.
-
-        Unknown handles are left out.
-        """
-        # keys of a dictionary are a set that keeps the order
-        names: dict[str, None] = {}
-        lines: dict[str, None] = {}
-        for handle in debug_handles:
-            row = operators.get(str(handle), {"operator": "", "source": ""})
-            if row["operator"]:
-                names[str(row["operator"])] = None
-            if row["source"]:
-                lines[str(row["source"])] = None
-        return Origin(tuple(names), tuple(lines))
-
     steps = []
     for call, handle in zip(calls, handles, strict=True):
         if isinstance(call, DelegateCall):
             number = call.delegate_index
             # debug identifier inside of the delegate -> its origin
             inside = {
-                identifier: origin(debug_handles)
+                identifier: _origin(operators, debug_handles)
                 for identifier, debug_handles in maps[number].items()
             }
             name = f"{plan.delegates[number].id} {number}"
-            steps.append(Step(name, origin([handle]), inside))
+            steps.append(Step(name, _origin(operators, [handle]), inside))
             continue
         if isinstance(call, KernelCall):
             name = str(plan.operators[call.op_index])
@@ -102,5 +86,22 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
             name = "jump"
         else:  # a FreeCall counts as a move, too
             name = "move"
-        steps.append(Step(name, origin([handle])))
+        steps.append(Step(name, _origin(operators, [handle])))
     return steps
+
+
+def _origin(operators: Mapping[str, Any], debug_handles: Sequence[Any]) -> Origin:
+    """Return the operators with these debug handles, and their source lines.
+
+    ``operators`` has a row for each known handle. Unknown handles are left out.
+    """
+    # keys of a dictionary are a set that keeps the order
+    names: dict[str, None] = {}
+    lines: dict[str, None] = {}
+    for handle in debug_handles:
+        row = operators.get(str(handle), {"operator": "", "source": ""})
+        if row["operator"]:
+            names[str(row["operator"])] = None
+        if row["source"]:
+            lines[str(row["source"])] = None
+    return Origin(tuple(names), tuple(lines))
