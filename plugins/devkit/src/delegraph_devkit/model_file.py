@@ -24,15 +24,14 @@ def load_example(text: str) -> Example:
     if list(given.programs) != ["forward"]:
         raise InputError(
             "input-invalid",
-            f"{text} has the methods {', '.join(given.programs)}; an example has only"
-            " forward",
+            f"{text} has the methods {', '.join(given.programs)}; the checks take"
+            " a model with forward alone",
         )
     if given.kwargs["forward"] or given.dynamic_shapes["forward"]:
         has = "keyword arguments" if given.kwargs["forward"] else "dynamic shapes"
         raise InputError(
             "input-invalid",
-            f"{text} has {has}; an example of the checks has only a model and"
-            " positional inputs",
+            f"{text} has {has}; the checks take a model with positional inputs alone",
         )
     model = given.programs["forward"]
     inputs = given.inputs["forward"] or ()

@@ -45,7 +45,9 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
     """
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[: len(_MAGIC)]) != _MAGIC:
-        raise FormatError("format-invalid", "these bytes are no message of a worker")
+        raise FormatError(
+            "format-invalid", "a worker process sent bytes that are not a message"
+        )
     _, protocol, digest, size = _HEAD.unpack_from(view)
     if protocol != PROTOCOL:
         raise FormatError(

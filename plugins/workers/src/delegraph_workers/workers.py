@@ -377,7 +377,7 @@ class Workers:
                 if attempt == 2:
                     raise Unsupported(
                         "unsupported",
-                        f"the executor lost the partition twice: {failure_name}:"
+                        f"the executor failed twice while it compiled: {failure_name}:"
                         f" {failure}",
                     ) from failure
                 LOG.info("%s, again: %s", partitions, failure_name)

@@ -73,7 +73,9 @@ class Store:
             }
         except OSError as e:
             raise WriteError(
-                "write-failed", f"{self.folder} is no store: {e.strerror or e}"
+                "write-failed",
+                f"the store {self.folder} cannot be read:"
+                f" {e.strerror or e}",
             ) from e
 
     def rows(self) -> list[Row]:

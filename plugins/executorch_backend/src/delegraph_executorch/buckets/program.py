@@ -267,7 +267,8 @@ def _call_of(bucket: Bucket) -> Call:
     if not isinstance(bucket, (torch.Tensor, tuple, list)):
         raise InputError(
             "input-invalid",
-            f"example_inputs must be a tuple of arguments; got {type(bucket).__name__}",
+            "the example inputs of a bucket must be a tuple of arguments; got"
+            f" {type(bucket).__name__}",
         )
     return Call.of((bucket,) if isinstance(bucket, torch.Tensor) else bucket, {})
 

@@ -232,7 +232,8 @@ def _copy_row(args: Sequence[Any]) -> None:
     sizes = (index + 1, *row.shape)
     if not result.fits(sizes):
         raise Unsupported(
-            "unsupported", f"row {index} does not fit into the result of {result}"
+            "unsupported",
+            f"a result has more rows than its memory of {result}: row {index}",
         )
     if result.memory is None:
         # no planned memory: in ExecuTorch's runtime, the caller provides it

@@ -199,8 +199,8 @@ def _json(view: memoryview) -> Any:
     def refuse(text: str) -> Any:
         raise FormatError(
             "format-invalid",
-            f"the serialized program contains the number {text:.40}; only integers"
-            " are valid",
+            f"the serialized program is damaged: its JSON contains {text:.40}, but"
+            " only integers are valid there",
         )
 
     return json.loads(bytes(view), parse_float=refuse, parse_constant=refuse)
