@@ -177,8 +177,8 @@ class FileTimer(Protocol):
     """
 
     def spent(self, backend_id: str, seconds: float, read: Callable[[], Spent]) -> None:
-        """Record that a call of a delegate took ``seconds`` in its runtime. ``see`` gets
-        the instruction that made this call afterwards.
+        """Record that a call of a delegate took ``seconds`` in its runtime. After it,
+        ``see`` is called with the instruction that made the call.
 
         ``read()`` returns the times of the delegate's operators. It may be slow.
         """

@@ -1,4 +1,4 @@
-"""Takes partitions that a compiler refused out of their plans.
+"""Removes partitions that a compiler refused from the plans of their methods.
 
 A backend states which operators it takes before anything is compiled. Its compiler may
 still fail on a partition, or find that the partition does not fit the device. If parts

@@ -182,7 +182,8 @@ class _Build:
     ``host``: the method's program. ``part``: the delegate's present program. ``graph``
     gets the nodes of the new program, and ``inputs`` and ``outputs`` get their specs.
     ``env``: node of ``part``, or placeholder of ``host`` -> the node of ``graph`` that
-    has its value.
+    has its value. ``module``: the delegate. ``border``: the values that the host passes
+    to the delegate, and the inputs and outputs of the method.
     """
 
     def __init__(
@@ -291,7 +292,7 @@ class _Build:
                 # an unused input: the delegate has no placeholder for it
                 self._add(node, specs[node], self.module.boundary_types.get(node.name))
         for node, own_input in input_for.items():
-            # not added above, so the host passes a constant as this input
+            # ``_add`` has recorded the inputs above; any other is a constant of the host
             if own_input not in self.env:
                 self.env[own_input] = self._in_border_dtype(node)
 

@@ -134,8 +134,8 @@ class TimedDelegate:
     """The hook of a delegate that passes the times of its calls to ``tell``.
 
     If its runtime has ``profile``, these include the times of its operators. If the
-    runtime is not thread-safe, the executor copies the results of each call: then
-    ``copy`` calls ``tell``, since copying belongs to the call.
+    runtime is not thread-safe, the executor copies the results of each call by ``copy``.
+    That time belongs to the call, so ``copy`` calls ``tell`` then.
     """
 
     def __init__(self, backend_id: str, tell: TellTimes) -> None:
@@ -147,6 +147,7 @@ class TimedDelegate:
         self._copies = False
         # the times of a call, until its results are copied
         self._seconds = 0.0
+        # returns the times of operators after a call: none without ``profile``
         self._read: Callable[..., Spent] = dict
 
     def loader(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:

@@ -2,8 +2,9 @@
 
 Core AI has no int64. A call that computes int64 is accepted if its operands and results
 fit 32 bits, whatever the inputs are. This is proved by interval arithmetic in the order
-of the graph: if x is in [0, 9], then x * 2 - 1 is in [-1, 17]. An input that is an index has the range of its axis: eager raises an error
-for other indices, and so does delegraph (``mark_indices``).
+of the graph: if x is in [0, 9], then x * 2 - 1 is in [-1, 17]. An input that is an
+index has the range of its axis: eager raises an error for other indices, and so does
+delegraph (``mark_indices``).
 """
 
 from __future__ import annotations
@@ -338,7 +339,10 @@ def integer_values(node: Node) -> Iterator[torch.dtype]:
 
 
 def _is_float(value: Any) -> bool:
-    """Return whether a value is a tensor of floats, or no node at all."""
+    """Return whether an argument is a tensor of floats.
+
+    A literal counts as one, because only tensors of integers have a range here.
+    """
     if not isinstance(value, Node):
         return True
     val = value.meta.get("val")

@@ -49,9 +49,9 @@ def bytecode_of(program: AIProgram) -> bytes:
 
 
 def compile_for_host(module: Any, folder: Path) -> None:
-    """Compile a module into ``folder``, and change the module in place.
+    """Compile a module into ``folder``, as code and as the bytecode that calls it.
 
-    Raises RuntimeError if Core AI's compiler refuses it.
+    The compiler replaces the operators of ``module`` by calls of the code. Raises RuntimeError if Core AI's compiler refuses it.
     """
     compile_to_binary(module=module, output_directory=folder, enable_debug_info=False)
     serialize_module(module=module, path=folder / "main-universal.odix")

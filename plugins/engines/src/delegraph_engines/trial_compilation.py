@@ -126,9 +126,10 @@ class TrialCompilation:
 
 
 class _BatchedSupport(Support):
-    """A support check that compiles all calls of a program when it begins.
+    """A support check that compiles all calls of a program before the first answer.
 
-    Calls that appear later are compiled on demand.
+    Calls that are inserted later are compiled when they are asked about. ``check`` is
+    asked first, and refuses calls that need no trial.
     """
 
     def __init__(self, check: WhyNot, trial: TrialCompilation) -> None:

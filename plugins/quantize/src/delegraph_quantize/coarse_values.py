@@ -8,8 +8,9 @@ and so do the calls before it, up to values whose rounding its result survives.
 This is measured: the program runs in floats, one value is rounded as its observer would
 round it, and the call is computed again from there.
 
-Sorts are not measured: the calls that turn the scores of a layer into probabilities
-always stay in floats. In integers, large probabilities become equal and lose their order.
+Scores that are sorted are not measured. In integers, large probabilities become equal
+and lose their order. So the calls between a layer and the sort of its scores, such as
+softmax, always stay in floats.
 """
 
 from __future__ import annotations

@@ -473,9 +473,10 @@ _COND = torch.ops.higher_order.cond
 
 
 def _while_loop(*args: Any) -> Any:
-    """Replaces a loop while torchao converts.
+    """Call a loop; calls have this target while torchao converts a program.
 
-    Otherwise torchao would convert its body a second time.
+    torchao converts the bodies of calls with the original target. These bodies are
+    converted already.
     """
     return _WHILE_LOOP(*args)
 

@@ -74,8 +74,7 @@ class Store:
         except OSError as e:
             raise WriteError(
                 "write-failed",
-                f"the store {self.folder} cannot be read:"
-                f" {e.strerror or e}",
+                f"the store {self.folder} cannot be read: {e.strerror or e}",
             ) from e
 
     def rows(self) -> list[Row]:

@@ -26,9 +26,9 @@ def examine(
 ) -> DoctorReport:
     """Examine every plugin and all of its targets, each plugin in a child process.
 
-    ``registry`` is by default that of this process. If it is still unused, it refuses
-    plugins that ended the child during the import of their light module. Each plugin
-    may take ``seconds``.
+    ``registry`` is by default that of this process. An unused registry is read here,
+    without the plugins whose first import ended their child process. Each plugin may
+    take ``seconds``.
     """
     registry = default_registry() if registry is None else registry
     probed = probe(registry.loadable(), seconds or SECONDS)

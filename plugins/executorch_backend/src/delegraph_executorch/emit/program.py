@@ -68,29 +68,30 @@ _OPTIONS_BY_METHOD = (
 class EmitOptions:
     """Options of a program file.
 
-    Four options are a bool, or a mapping from methods to bools: ``plan_inputs``,
-    ``plan_outputs``, ``skip_h2d_for_method_inputs`` and ``skip_d2h_for_method_outputs``.
+      Four options are a bool, or a mapping from methods to bools: ``plan_inputs``,
+      ``plan_outputs``, ``skip_h2d_for_method_inputs`` and ``skip_d2h_for_method_outputs``.
 
-    - ``kernels``: the runtime's kernels, or the path of a JSON list of them. None means
-      the runtime as ExecuTorch ships it.
-    - ``plan_inputs``, ``plan_outputs``: whether inputs and outputs get planned memory.
-      Otherwise the caller provides it.
-    - ``external_constants``: name of a data file for the model's parameters, constant
-      buffers and tensor attributes. True means ExecuTorch's name. A function may choose
-      for each placeholder: it returns a name, or None for the program's own file.
-      Tensors that export lifted out of code always stay in the program's file.
-    - ``memory_of``: function that returns the memory of a node's results, from 1.
-    - ``alignment``: alignment of planned tensors in bytes, a power of two.
-    - ``stack_traces``: whether to store the model's source lines for each instruction.
-    - ``external_mutable_weights``: whether parameters with gradients go to a data file.
-    - ``alloc_mutable_buffers``: whether buffers that the model writes get planned
-      memory. Otherwise the caller finds them by name, and provides memory and values.
-    - ``emit_mutable_buffer_names``: whether to store the names of written buffers.
-    - ``share_mutable_buffers``: whether methods share the buffers of the same name.
-    - ``enable_non_cpu_memory_planning``: whether tensors of delegates with the compile
-      spec ``target_device`` are in that device's memory, with copies from and to it.
-    - ``skip_h2d_for_method_inputs``, ``skip_d2h_for_method_outputs``: whether inputs
-      and outputs of the method stay in device memory.
+      - ``kernels``: the runtime's kernels, or the path of a JSON list of them. None means
+        the runtime as ExecuTorch ships it.
+      - ``plan_inputs``, ``plan_outputs``: whether inputs and outputs get planned memory.
+        Otherwise the caller provides it.
+      - ``external_constants``: name of a data file for the model's parameters, constant
+        buffers and tensor attributes. True means ExecuTorch's name. A function may choose
+        for each placeholder: it returns a name, or None for the program's own file.
+        Tensors that export lifted out of code always stay in the program's file.
+      - ``memory_of``: function that returns the number of the memory for a node's results.
+    The first memory is 1.
+      - ``alignment``: alignment of planned tensors in bytes, a power of two.
+      - ``stack_traces``: whether to store the model's source lines for each instruction.
+      - ``external_mutable_weights``: whether parameters with gradients go to a data file.
+      - ``alloc_mutable_buffers``: whether buffers that the model writes get planned
+        memory. Otherwise the caller finds them by name, and provides memory and values.
+      - ``emit_mutable_buffer_names``: whether to store the names of written buffers.
+      - ``share_mutable_buffers``: whether methods share the buffers of the same name.
+      - ``enable_non_cpu_memory_planning``: whether tensors of delegates with the compile
+        spec ``target_device`` are in that device's memory, with copies from and to it.
+      - ``skip_h2d_for_method_inputs``, ``skip_d2h_for_method_outputs``: whether inputs
+        and outputs of the method stay in device memory.
     """
 
     kernels: KernelSet | str | Path | None = None

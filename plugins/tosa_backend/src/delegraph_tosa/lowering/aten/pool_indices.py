@@ -153,8 +153,8 @@ def _register_max_pools(
         dilation: Numbers,
         ceil_mode: bool,
     ) -> Maxima:
-        """[N,C,*S] -> [N,C,*S'], and flat positions in S; of several NaN that of
-        the first (in torch: the last)
+        """[N,C,*S] -> [N,C,*S'], and flat positions in S. A window with several NaN
+        has the position of the first (in torch: the last).
         """
         windows = windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode)
         return _with_indices(t, self, windows)

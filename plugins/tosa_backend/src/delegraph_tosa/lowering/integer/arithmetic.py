@@ -1,7 +1,8 @@
 """Sums, products and comparisons of quantized values.
 
-For a call that is a function of one quantized value, these rules return NotImplemented:
-the call becomes a TABLE.
+A *lazy* operand is a real number that is known as integers with a scale; no operator
+has computed it. For a call that is a function of one quantized value, these rules
+return NotImplemented: the call becomes a TABLE.
 """
 
 from __future__ import annotations
