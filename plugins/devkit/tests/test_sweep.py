@@ -43,5 +43,5 @@ def test_equal_gates_try_equal_programs():
 
     assert names == names_of_tried_programs(gate=8)
     assert len(names) == len(set(names))
-    # the kit's programs of four kinds, and 8 of operators
+    # 12 common and 2 random programs; special ones; and as many operators as the gate
     assert len(names) == 14 + 9 + 5 + 1 + 8

@@ -1,6 +1,4 @@
-"""Errors outside of the window of transformers' versions, and where the window is
-written.
-"""
+"""Errors with an untested version of transformers name that version."""
 
 from __future__ import annotations
 
@@ -27,13 +25,14 @@ def build():
 
 
 def pretend_version(monkeypatch, number):
+    """Let this version of transformers be installed."""
     monkeypatch.setattr(versions, "version", lambda name: number)
 
 
 @pytest.mark.parametrize(
     "number", ["5.23.0", "5.23.4", "5.24.0", "5.24.9", "5.24.0.dev0"]
 )
-def test_versions_in_the_window_are_not_named(monkeypatch, number):
+def test_tested_versions_are_not_named(monkeypatch, number):
     pretend_version(monkeypatch, number)
     assert versions.untried_version() == ""
 
@@ -61,7 +60,7 @@ def test_versions_in_the_window_are_not_named(monkeypatch, number):
 @pytest.mark.parametrize(
     "broken", [TypeError("no argument cache"), ImportError("no StaticCache")]
 )
-def test_errors_name_a_version_outside_of_the_window(monkeypatch, number, said, broken):
+def test_errors_name_an_untested_version(monkeypatch, number, said, broken):
     from delegraph_transformers import generation_steps
 
     def fail(*args, **kwargs):
@@ -75,14 +74,14 @@ def test_errors_name_a_version_outside_of_the_window(monkeypatch, number, said, 
     assert ">=5.23.0,<=5.24.0" in caught.value.hint
 
 
-def test_a_version_outside_of_the_window_is_not_refused(monkeypatch):
+def test_an_untested_version_is_not_refused(monkeypatch):
     from delegraph_transformers import generation_steps
 
     pretend_version(monkeypatch, "5.99.0")
     assert generation_steps(build(), cache_length=8)["program"]
 
 
-def test_unexpected_errors_of_supported_versions_are_raised_unchanged(monkeypatch):
+def test_errors_with_a_tested_version_are_raised_unchanged(monkeypatch):
     from delegraph_transformers import generation_steps
 
     def fail(*args, **kwargs):
@@ -94,16 +93,28 @@ def test_unexpected_errors_of_supported_versions_are_raised_unchanged(monkeypatc
         generation_steps(build(), cache_length=8)
 
 
-def test_the_window_is_the_declared_one():
+RANGE = f"transformers>={versions.OLDEST.removesuffix('.0')},<6"
+"""The versions that pip may install."""
+
+
+def test_the_distribution_declares_the_oldest_tested_version():
     declared = (ROOT / "plugins/transformers/pyproject.toml").read_text()
-    oldest = versions.OLDEST.removesuffix(".0")
-    assert f'models = ["transformers>={oldest},<6"]' in declared
+
+    assert f'models = ["{RANGE}"]' in declared
+
+
+def test_the_page_about_compatibility_has_the_tested_versions():
     page = (ROOT / "docs/compatibility.md").read_text()
-    assert f"`transformers>={oldest},<6`" in page
+
+    assert f"`{RANGE}`" in page
+    assert versions.OLDEST in page
+    assert versions.NEWEST in page
+
+
+def test_the_nightly_tests_install_the_oldest_version():
     nightly = (ROOT / ".github/workflows/nightly.yml").read_text()
+
     assert f'"transformers=={versions.OLDEST}"' in nightly
-    for number in (versions.OLDEST, versions.NEWEST):
-        assert number in page
 
 
 def test_a_model_without_an_argument_for_a_cache_is_refused():
