@@ -1,4 +1,8 @@
-"""By default, ``quantize`` leaves calls in floats for which integers are too coarse."""
+"""By default, ``quantize`` leaves calls in floats whose integers would be too coarse.
+
+For example, eight bits of a spectrum leave few steps for its small values, and a
+logarithm magnifies their errors.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class LogMel(nn.Module):
 
 
 def sounds(count, seed=0):
-    """Return sounds; every second one is 30 times quieter."""
+    """Return batches of one sound; every second sound is 30 times quieter."""
     generator = torch.Generator().manual_seed(seed)
     waves = [torch.randn(1, 64, generator=generator) for _ in range(count)]
     return [(wave * 30.0 ** -(k % 2),) for k, wave in enumerate(waves)]
@@ -45,7 +49,8 @@ def ratio(got, expected):
     return 10 * math.log10(float(expected.square().sum()) / error)
 
 
-def quantize_quietly(*args, **kwargs):
+def quantize_without_warning(*args, **kwargs):
+    """Quantize; a warning about calls that stay in floats raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", DelegraphWarning)
         return delegraph.quantize(*args, **kwargs)
@@ -57,20 +62,35 @@ def log_mel():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_log_of_a_spectrum_survives_quantization(backend):
-    model = log_mel()
+def test_a_log_that_stays_in_floats_is_named(backend):
     with pytest.warns(DelegraphWarning) as caught:
-        quantized = delegraph.quantize(model, sounds(8), backend=backend)
+        delegraph.quantize(log_mel(), sounds(8), backend=backend)
+
     text = str(caught[0].message)
     assert "which stay in floats: log (test_coarse_values.py:" in text
     assert " after add, matmul" in text
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_log_of_a_spectrum_survives_quantization(backend):
+    model = log_mel()
+    with pytest.warns(DelegraphWarning):
+        quantized = delegraph.quantize(model, sounds(8), backend=backend)
+
     lowered = delegraph.lower(quantized, backends=[backend])
-    integers = delegraph.quantize(model, sounds(8), backend=backend, floats=[])
+
     for (wave,) in sounds(4, seed=1):
-        expected = model(wave)
-        assert ratio(lowered(wave), expected) > 20
-    quiet = sounds(4, seed=1)[1][0]
-    assert ratio(integers.module()(quiet), model(quiet)) < 10
+        assert ratio(lowered(wave), model(wave)) > 20
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_log_of_a_spectrum_is_ruined_in_integers(backend):
+    model = log_mel()
+
+    integers = delegraph.quantize(model, sounds(8), backend=backend, floats=[])
+
+    (quiet_wave,) = sounds(2, seed=1)[1]
+    assert ratio(integers.module()(quiet_wave), model(quiet_wave)) < 10
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -92,22 +112,25 @@ def test_log_of_large_values_stays_in_integers():
             return torch.log(x)
 
     batches = [(torch.rand(2, 16) + 1,) for _ in range(4)]
-    quantized = quantize_quietly(Net(), batches, backend="tosa")
+
+    quantized = quantize_without_warning(Net(), batches, backend="tosa")
     (log,) = quantized.graph.find_nodes(
         op="call_function", target=torch.ops.aten.log.default
     )
     assert "dequantize" in str(log.args[0].target)
 
 
-def test_a_program_without_other_calls_is_quantized():
+def test_the_only_call_of_a_program_is_quantized_with_a_warning():
     class Net(nn.Module):
         def forward(self, x):
             return torch.log(x)
 
     values = torch.tensor([[1e-5, 1e-3, 0.1, 10.0, 1000.0]])
     batches = [(values,), (values * 0.9,)]
+
     with pytest.warns(DelegraphWarning, match="has no others: log") as caught:
         quantized = delegraph.quantize(Net(), batches, backend="tosa")
+
     assert "stay in floats" not in str(caught[0].message)
     (log,) = quantized.graph.find_nodes(
         op="call_function", target=torch.ops.aten.log.default
@@ -115,10 +138,13 @@ def test_a_program_without_other_calls_is_quantized():
     assert "dequantize" in str(log.args[0].target)
 
 
-def test_layer_without_magnifying_calls_is_not_run_again(monkeypatch):
+def test_a_program_without_magnifying_calls_is_not_run_again(monkeypatch):
+    """A second run of all batches would take time."""
+    # the class that runs a program again
     monkeypatch.setattr("delegraph_quantize.coarse_values._Values", None)
-    model = nn.Linear(4, 4).eval()
-    quantize_quietly(model, [(torch.randn(2, 4),)] * 2 + [(torch.randn(2, 4),)])
+    batches = [(torch.randn(2, 4),) for _ in range(3)]
+
+    quantize_without_warning(nn.Linear(4, 4).eval(), batches)
 
 
 class Detector(nn.Module):
@@ -133,7 +159,8 @@ class Detector(nn.Module):
         return torch.topk(scores, 10)
 
 
-def test_scores_before_a_sort_keep_their_order():
+def test_scores_before_a_sort_stay_in_floats():
+    """In integers, many scores would be equal, and their order would be lost."""
     torch.manual_seed(0)
     model = Detector().eval()
     with torch.no_grad():
@@ -141,16 +168,17 @@ def test_scores_before_a_sort_keep_their_order():
     batches = [(torch.randn(1, 8),) for _ in range(8)]
     with pytest.warns(DelegraphWarning, match=r"topk \(.*\) after sigmoid"):
         quantized = delegraph.quantize(model, batches, backend="tosa")
-    integers = quantize_quietly(model, batches, backend="tosa", floats=[])
+    integers = quantize_without_warning(model, batches, backend="tosa", floats=[])
+
     (x,) = batches[0]
     scores, _ = quantized.module()(x)
-    equal_scores, _ = integers.module()(x)
-    assert len(scores.unique()) > 2 * len(equal_scores.unique())
+    scores_of_integers, _ = integers.module()(x)
+    assert len(scores.unique()) > 2 * len(scores_of_integers.unique())
     lowered = delegraph.lower(quantized, backends=["tosa"])
     torch.testing.assert_close(lowered(x)[0], scores, rtol=0, atol=2e-3)
 
 
-def test_a_sort_of_a_layer_changes_nothing():
+def test_a_sort_of_results_of_a_layer_is_quantized_without_warning():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -160,10 +188,10 @@ def test_a_sort_of_a_layer_changes_nothing():
             return torch.topk(self.layer(x).reshape(1, 50), 10)
 
     batches = [(torch.randn(1, 8),) for _ in range(4)]
-    quantize_quietly(Net().eval(), batches, backend="tosa")
+    quantize_without_warning(Net().eval(), batches, backend="tosa")
 
 
-def test_a_program_that_writes_its_values_is_judged():
+def test_a_log_in_a_program_with_inplace_calls_stays_in_floats():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -182,28 +210,32 @@ def test_a_program_that_writes_its_values_is_judged():
 def test_recovered_code_quantizes_as_it_was_scored():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).eval()
     batches = [(torch.randn(2, 4),) for _ in range(3)]
+
     found = recover_accuracy(model, batches, lambda program: 1.0, backend="tosa")
+
+    # without it, the default could leave calls in floats
     assert "floats=[]," in found.code()
 
 
 @pytest.mark.parametrize("count", [3, MOST_BATCHES, MOST_BATCHES + 1, 100])
-def test_a_sample_spreads_over_all_batches(count):
+def test_a_sample_spreads_evenly_over_all_batches(count):
     exported = torch.export.export(log_mel(), sounds(1)[0])
     sample = SampleOfBatches(exported)
-    assert list(sample.watch(range(count))) == list(range(count))
-    steps = {b - a for a, b in zip(sample.kept, sample.kept[1:], strict=False)}
-    assert len(steps) == 1
+
+    passed_on = list(sample.watch(range(count)))
+
+    assert passed_on == list(range(count))
     assert min(count, MOST_BATCHES // 2) <= len(sample.kept) <= MOST_BATCHES
-    assert sample.kept[-1] + steps.pop() >= count
+    step = sample.kept[1] - sample.kept[0]
+    assert sample.kept == list(range(0, count, step))
 
 
-def test_the_note_names_the_line_of_the_user():
-    line = next(
-        number
-        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
-        if "torch.log(power" in text
-    )
-    with pytest.warns(DelegraphWarning, match=rf"log \({Path(__file__).name}:{line}\)"):
+def test_the_warning_names_the_line_of_the_user():
+    lines = Path(__file__).read_text().splitlines()
+    text = "        features = torch.log(power @ self.bank + 1e-6)"
+    place = f"{Path(__file__).name}:{lines.index(text) + 1}"
+
+    with pytest.warns(DelegraphWarning, match=rf"log \({place}\)"):
         delegraph.quantize(log_mel(), sounds(8), backend="tosa")
 
 
@@ -239,13 +271,14 @@ def test_a_state_that_integers_ruin_stays_in_floats(backend):
     with pytest.warns(DelegraphWarning, match=r"which stay in floats: rnn[;, ]"):
         quantized = delegraph.quantize(model, drifts(8), backend=backend)
     lowered = delegraph.lower(quantized, backends=[backend])
-    integers = delegraph.quantize(model, drifts(8), backend=backend, floats=[])
-    inputs = torch.cat([x for (x,) in drifts(4)])[:, None]
+    integers = delegraph.quantize(model, drifts(8), backend=backend, floats=[]).module()
+
+    inputs = [x for (x,) in drifts(4)]
     expected = torch.cat([model(x) for x in inputs])
-    assert ratio(torch.cat([lowered(x) for x in inputs]), expected) > 20
-    errors = [integers.module()(x) - model(x) for x in inputs]
-    errors_in_floats = [lowered(x) - model(x) for x in inputs]
-    assert torch.cat(errors_in_floats).norm() < torch.cat(errors).norm() / 2
+    by_default = torch.cat([lowered(x) for x in inputs])
+    in_integers = torch.cat([integers(x) for x in inputs])
+    assert ratio(by_default, expected) > 20
+    assert (by_default - expected).norm() < (in_integers - expected).norm() / 2
 
 
 def test_calls_before_a_coarse_call_in_a_layer_in_floats_are_not_named():
@@ -280,7 +313,8 @@ def test_norms_of_similar_vectors_stay_in_integers(vectors):
 
     torch.manual_seed(0)
     batches = [(torch.randn(vectors, 64),) for _ in range(8)]
-    quantize_quietly(Embedding().eval(), batches, backend="tosa")
+
+    quantize_without_warning(Embedding().eval(), batches, backend="tosa")
 
 
 def test_a_recurrent_layer_of_few_steps_stays_in_integers():
@@ -294,4 +328,4 @@ def test_a_recurrent_layer_of_few_steps_stays_in_integers():
 
     torch.manual_seed(0)
     batches = [(torch.randn(1, 4, 4),) for _ in range(4)]
-    quantize_quietly(Net().eval(), batches, backend="tosa")
+    quantize_without_warning(Net().eval(), batches, backend="tosa")

@@ -1,4 +1,7 @@
-"""What computes positions and masks stays as it is, whatever a quantizer annotates."""
+"""Integer calls, such as those that compute positions, are never quantized.
+
+Some quantizers annotate them.
+"""
 
 import delegraph
 import pytest
@@ -22,8 +25,9 @@ SPEC = QuantizationSpec(
 
 
 class AnnotatesAll(Quantizer):
-    """Annotates each addition and product, and writes numbers as floats first, as
-    XNNPACK's quantizer does.
+    """Annotates each addition and product, also of integers.
+
+    As XNNPACK's quantizer does, it first replaces numbers by tensors of floats.
     """
 
     def transform_for_annotation(self, model):
@@ -33,9 +37,9 @@ class AnnotatesAll(Quantizer):
                     name = f"number_{number}_{position}"
                     model.register_buffer(name, torch.tensor(float(argument)))
                     with model.graph.inserting_before(node):
-                        written = model.graph.get_attr(name)
-                    written.meta["val"] = torch.tensor(float(argument))
-                    node.update_arg(position, written)
+                        attribute = model.graph.get_attr(name)
+                    attribute.meta["val"] = torch.tensor(float(argument))
+                    node.update_arg(position, attribute)
         model.recompile()
         return model
 
@@ -60,8 +64,9 @@ class AnnotatesAll(Quantizer):
 
 
 class Shifted(nn.Module):
-    """Looks up what stands two places further; ``scaled`` goes through a product of
-    integers and floats as well.
+    """Adds rows at computed positions to other rows.
+
+    ``mixed``: it also multiplies integers by floats.
     """
 
     def __init__(self, mixed):
@@ -76,28 +81,49 @@ class Shifted(nn.Module):
         return rows + x[2:]
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["index", "product of both"])
-def test_positions_stay_integers(mixed):
-    batches = [
-        (torch.linspace(-1, 1, 18).reshape(6, 3) * scale,) for scale in (0.5, 1.0)
+BATCHES = [(torch.linspace(-1, 1, 18).reshape(6, 3) * scale,) for scale in (0.5, 1.0)]
+both_models = pytest.mark.parametrize(
+    "mixed", [False, True], ids=["integers as index", "product of both"]
+)
+
+
+def quantize_all(mixed):
+    return delegraph.quantize(Shifted(mixed), BATCHES, quantizer=AnnotatesAll())
+
+
+@both_models
+def test_only_floats_are_quantized(mixed):
+    program = quantize_all(mixed)
+
+    quantize_calls = [
+        node
+        for node in program.graph.nodes
+        if ".quantize_per_tensor" in str(node.target)
     ]
-    quantized = delegraph.quantize(Shifted(mixed), batches, quantizer=AnnotatesAll())
-    calls = [n for n in quantized.graph.nodes if n.op == "call_function"]
-    converted = [n for n in calls if ".quantize_per_tensor" in str(n.target)]
-    assert converted and all(
-        n.args[0].meta["val"].is_floating_point() for n in converted
-    )
-    assert any(n.target is aten.index.Tensor for n in calls)
-    numbers = [
-        n.args[1]
-        for n in calls
-        if n.target is aten.add.Tensor and not n.meta["val"].is_floating_point()
+    assert quantize_calls
+    for node in quantize_calls:
+        assert node.args[0].meta["val"].is_floating_point()
+
+
+@both_models
+def test_sums_of_integers_keep_their_integer_operand(mixed):
+    program = quantize_all(mixed)
+
+    [addition] = [
+        node
+        for node in program.graph.nodes
+        if node.target is aten.add.Tensor and not node.meta["val"].is_floating_point()
     ]
-    assert numbers == [2] and type(numbers[0]) is int
-    expected = Shifted(mixed)(*batches[1])
-    torch.testing.assert_close(
-        quantized.module()(*batches[1]),
-        expected,
-        rtol=0,
-        atol=expected.abs().max().item() / 60,
-    )
+    assert addition.args[1] == 2
+    assert type(addition.args[1]) is int
+
+
+@both_models
+def test_a_program_with_positions_computes_as_eager(mixed):
+    program = quantize_all(mixed)
+
+    assert any(node.target is aten.index.Tensor for node in program.graph.nodes)
+    (x,) = BATCHES[1]
+    expected = Shifted(mixed)(x)
+    tolerance = expected.abs().max().item() / 60
+    torch.testing.assert_close(program.module()(x), expected, rtol=0, atol=tolerance)

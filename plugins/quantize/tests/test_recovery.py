@@ -1,4 +1,7 @@
-"""Calls that stay in floats, and the search for those that a task needs."""
+"""``quantize`` leaves selected calls in floats; ``recover_accuracy`` searches for them.
+
+Its search is scored by a task of the user.
+"""
 
 from pathlib import Path
 
@@ -20,7 +23,7 @@ def seed():
 
 
 class Tones(nn.Module):
-    """Tells two tones apart by the logarithms of their powers, at any loudness."""
+    """Classifies four tones of any loudness by the logarithms of their powers."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +71,7 @@ def calibration():
 
 
 class Task:
-    """The share of tones that are told apart; it counts its calls."""
+    """Scores a program by the share of tones that it classifies; counts its calls."""
 
     def __init__(self):
         self.signals, self.labels = tones(64, 3)
@@ -81,57 +84,104 @@ class Task:
         return sum(map(float, right)) / len(right)
 
 
-HAND_MADE = ("aten.slice", "aten.pow", "aten.add", "aten.log")
+@pytest.fixture(scope="module")
+def task():
+    return Task()
 
 
-def test_a_fix_is_found_within_ten_evaluations(model):
+@pytest.fixture(scope="module")
+def found(model, task):
+    """The result of a search for ``Tones``."""
+    return recover_accuracy(model, calibration(), task, backend="tosa")
+
+
+def test_a_search_takes_at_most_ten_evaluations(model):
     task = Task()
+
     found = recover_accuracy(model, calibration(), task, backend="tosa")
-    assert task.calls == len(found.trials) + 1 <= 10
-    by_hand = delegraph.quantize(model, calibration(), backend="tosa", floats=HAND_MADE)
-    best = task(by_hand.module(check_guards=False))
-    assert best - found.integers > 0.2
-    assert found.score - found.integers >= 0.9 * (best - found.integers)
+
+    # the model itself is evaluated too
+    assert task.calls == len(found.trials) + 1
+    assert task.calls <= 10
+
+
+# the calls that an expert would leave in floats
+CHOSEN_BY_HAND = ("aten.slice", "aten.pow", "aten.add", "aten.log")
+
+
+def test_a_search_recovers_most_of_the_possible_accuracy(model, task, found):
+    by_hand = delegraph.quantize(
+        model, calibration(), backend="tosa", floats=CHOSEN_BY_HAND
+    )
+    possible_gain = task(by_hand.module(check_guards=False)) - found.integers
+    assert possible_gain > 0.2
+
+    assert found.score - found.integers >= 0.9 * possible_gain
     assert task(found.program.module(check_guards=False)) == found.score
-    # the layers with weights stay in integers
+
+
+def test_layers_with_weights_stay_in_integers_if_possible(found):
     assert not {"hidden", "classes"} & {*found.floats}
 
 
-def test_the_code_of_a_fix_can_be_pasted(model):
-    task = Task()
-    found = recover_accuracy(model, calibration(), task, backend="tosa")
-    assert all(
-        item.startswith("test_recovery.py:") or item in ("hidden", "classes")
-        for item in found.floats
-    )
+def test_the_code_of_a_result_reproduces_its_score(model, task, found):
     names = {"delegraph": delegraph, "model": model, "batches": calibration()}
+
     exec(found.code(), names)
+
     assert task(names["quantized"].module(check_guards=False)) == found.score
+
+
+def test_a_result_names_lines_or_modules(found):
+    for item in found.floats:
+        assert item.startswith("test_recovery.py:") or item in ("hidden", "classes")
+
+
+def test_the_text_of_a_result_has_its_code_and_scores(found):
     text = found.to_text()
-    assert found.code() in text and f"all in integers {found.integers:.6g}" in text
+
+    assert found.code() in text
+    assert f"all in integers {found.integers:.6g}" in text
 
 
 def test_tensors_are_ranked_by_their_own_loss(model):
     found = recover_accuracy(
         model, calibration(), Task(), backend="tosa", evaluations=3
     )
-    noisiest = [found.places[loss.layer].operator for loss in found.losses[:3]]
-    assert {"aten.pow.Tensor_Scalar", "aten.add.Tensor"} & {*noisiest}
+
+    noisiest = {found.places[loss.layer].operator for loss in found.losses[:3]}
+    assert {"aten.pow.Tensor_Scalar", "aten.add.Tensor"} & noisiest
     bits = {found.places[loss.layer].operator: loss.bits for loss in found.losses}
     assert bits["aten.pow.Tensor_Scalar"] < 4 < bits["aten.log.default"]
 
 
-def test_nothing_stays_in_floats_without_a_loss():
+def test_nothing_stays_in_floats_if_integers_lose_nothing():
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     batches = [(torch.randn(2, 4),) for _ in range(4)]
+
     found = recover_accuracy(net, batches, lambda program: 1.0, backend="tosa")
-    assert found.floats == () and len(found.trials) == 1
-    with pytest.raises(InputError, match="at least 3 evaluations, not 2"):
-        recover_accuracy(net, batches, len, evaluations=2)
-    with pytest.raises(InputError, match="must be a function of a program, not 0.9"):
-        recover_accuracy(net, batches, 0.9)
+
+    assert found.floats == ()
+    assert len(found.trials) == 1
+
+
+@pytest.mark.parametrize(
+    "task, options, message",
+    [
+        (len, {"evaluations": 2}, "at least 3 evaluations, not 2"),
+        (0.9, {}, "must be a function of a program, not 0.9"),
+    ],
+)
+def test_searches_with_wrong_arguments_are_refused(task, options, message):
+    batches = [(torch.randn(2, 4),) for _ in range(4)]
+
+    with pytest.raises(InputError, match=message):
+        recover_accuracy(nn.Linear(4, 4).eval(), batches, task, **options)
+
+
+def test_searches_with_one_tensor_as_batches_are_refused():
     with pytest.raises(InputError, match="must be a series of batches, not Tensor"):
-        recover_accuracy(net, torch.randn(4, 2, 4), len)
+        recover_accuracy(nn.Linear(4, 4).eval(), torch.randn(4, 2, 4), len)
 
 
 class Blocks(nn.Module):
@@ -147,7 +197,10 @@ class Blocks(nn.Module):
 
 
 def quantized_tensors(program):
-    """Return the calls with a quantized result, and ``conv2d.weight`` of weights."""
+    """Return the names of calls with a quantized result.
+
+    A quantized weight of a call ``conv2d`` is in it as ``conv2d.weight``.
+    """
     found = set()
     for node in program.graph.nodes:
         users = [str(user.target) for user in node.users]
@@ -159,14 +212,22 @@ def quantized_tensors(program):
 
 
 def line_of(text):
+    """Return the item for ``floats`` of a line of this file."""
     lines = Path(__file__).read_text().splitlines()
     [number] = [k for k, line in enumerate(lines, 1) if line.strip() == text]
     return f"test_recovery.py:{number}"
 
 
-EVERYTHING = {"x", "relu", "tanh", "conv2d_1", "sigmoid"}
-EVERYTHING |= {"conv2d.weight", "conv2d_1.weight"}
-SECOND = line_of("return self.second(x).sigmoid()")
+TENSORS_OF_BLOCKS = {
+    "x",
+    "relu",
+    "tanh",
+    "conv2d_1",
+    "sigmoid",
+    "conv2d.weight",
+    "conv2d_1.weight",
+}
+LINE_OF_SECOND = line_of("return self.second(x).sigmoid()")
 
 
 @pytest.mark.parametrize(
@@ -179,41 +240,50 @@ SECOND = line_of("return self.second(x).sigmoid()")
         (["aten.tanh", "aten.relu.default"], {"x", "relu", "conv2d.weight"}),
         (["tanh", "second"], {"tanh", "conv2d_1.weight"}),
         ("second", {"conv2d_1.weight"}),
-        ([f"tests/{SECOND}"], {"conv2d_1", "conv2d_1.weight", "sigmoid"}),
+        ([f"tests/{LINE_OF_SECOND}"], {"conv2d_1", "conv2d_1.weight", "sigmoid"}),
     ],
 )
 def test_selected_calls_stay_in_floats(items, in_floats):
     batches = [(torch.randn(1, 3, 8, 8),) for _ in range(2)]
+
     program = delegraph.quantize(Blocks().eval(), batches, backend="tosa", floats=items)
-    assert quantized_tensors(program) == EVERYTHING - in_floats
+
+    assert quantized_tensors(program) == TENSORS_OF_BLOCKS - in_floats
 
 
-def test_calls_stay_in_floats_with_the_quantizer_of_xnnpack():
+def test_xnnpacks_quantizer_leaves_selected_calls_in_floats():
     pytest.importorskip("executorch")
     batches = [(torch.randn(1, 3, 8, 8),) for _ in range(2)]
     net = Blocks().eval()
+
     program = delegraph.quantize(net, batches, backend="xnnpack", floats=["second"])
+
     weights = {"conv2d.weight", "conv2d_1.weight"} & quantized_tensors(program)
     assert weights == {"conv2d.weight"}
     lowered = delegraph.lower(program, backends=["xnnpack"])
     assert lowered.verify(*batches[0]).agrees(0.02)
 
 
-def test_items_without_calls_are_refused():
+def quantize_blocks(floats):
     batches = [(torch.randn(1, 3, 8, 8),)]
-    net = Blocks().eval()
-    with pytest.raises(
-        OptionError, match="no call of the program matches 'secnd'.*second"
-    ):
-        delegraph.quantize(net, batches, backend="tosa", floats=["secnd"])
-    for wrong in (7, [7], [None], torch.zeros(2), [""]):
-        with pytest.raises(
-            OptionError, match="(?s)floats contains .*items are operators"
-        ):
-            delegraph.quantize(net, batches, backend="tosa", floats=wrong)
-    everything = ["first", "second", "tanh", "sigmoid"]
+    return delegraph.quantize(Blocks().eval(), batches, backend="tosa", floats=floats)
+
+
+def test_a_misspelled_item_is_refused_with_a_suggestion():
+    message = "no call of the program matches 'secnd'.*second"
+    with pytest.raises(OptionError, match=message):
+        quantize_blocks(["secnd"])
+
+
+@pytest.mark.parametrize("wrong", [7, [7], [None], torch.zeros(2), [""]])
+def test_items_of_other_types_are_refused(wrong):
+    with pytest.raises(OptionError, match="(?s)floats contains .*items are operators"):
+        quantize_blocks(wrong)
+
+
+def test_leaving_all_calls_in_floats_is_refused():
     with pytest.raises(InputError, match="all calls are left in floats"):
-        delegraph.quantize(net, batches, backend="tosa", floats=everything)
+        quantize_blocks(["first", "second", "tanh", "sigmoid"])
 
 
 def agreement(net, batches):
@@ -243,15 +313,28 @@ class Layers(nn.Sequential):
         self.eval().requires_grad_(False)
 
 
-WORK = {"conv2d.weight": 36 * 3 * 36, "conv2d_1.weight": 16 * 4 * 36, "linear": 256}
+WORK = {
+    # outputs in height and width * channels in * elements of 3 x 3 kernels
+    "conv2d.weight": (6 * 6) * 3 * (4 * 3 * 3),
+    "conv2d_1.weight": (4 * 4) * 4 * (4 * 3 * 3),
+    "linear": 64 * 4,
+}
+"""Multiplications of each layer of ``Layers``."""
 
 
-def test_work_in_floats_includes_fused_convolutions_once():
+def search_without_success(net, batches):
+    """Return the result of a search in which each choice of floats scores 0."""
+    scores = iter([1.0] + [0.0] * 9)
+    return recover_accuracy(net, batches, lambda _: next(scores), backend="tosa")
+
+
+def test_the_work_in_floats_counts_each_layer_once():
     net = Layers()
     batches = images()
-    scores = iter([1.0] + [0.0] * 9)
-    found = recover_accuracy(net, batches, lambda _: next(scores), backend="tosa")
-    # the search without success tries many choices; some overlap
+
+    found = search_without_success(net, batches)
+
+    # this choice names one convolution by two modules
     assert any({"0", "2"} <= {*trial.floats} for trial in found.trials)
     for trial in found.trials:
         program = delegraph.quantize(net, batches, backend="tosa", floats=trial.floats)
@@ -277,15 +360,19 @@ class Powers(nn.Module):
 
 
 def test_cheap_calls_are_tried_before_layers_that_make_outputs():
+    # values from 1 down to 0.001
     batches = [(torch.randn(1, 16) * 10 ** -(k % 4),) for k in range(8)]
     net = Powers()
+
     found = recover_accuracy(net, batches, agreement(net, batches), backend="tosa")
-    assert found.trials[1].work == 0 < found.trials[2].work
+
+    assert found.trials[1].work == 0
+    assert found.trials[2].work > 0
     assert {*found.trials[1].floats} < {*found.trials[2].floats}
 
 
-class Quiet(nn.Module):
-    """Adds squares of very different sizes to loud values."""
+class SmallSquares(nn.Module):
+    """Adds squares of very different sizes to much larger values."""
 
     def forward(self, x, y):
         power = y.pow(2)
@@ -293,27 +380,27 @@ class Quiet(nn.Module):
         return loud + power
 
 
-def test_tensors_of_few_bits_are_tried_whatever_their_noise():
+def test_tensors_of_few_bits_are_tried_despite_little_noise():
     batches = [(torch.randn(64), torch.randn(64) * 10 ** -(k % 4)) for k in range(8)]
-    scores = iter([1.0] + [0.0] * 9)
-    found = recover_accuracy(Quiet(), batches, lambda _: next(scores), backend="tosa")
+
+    found = search_without_success(SmallSquares(), batches)
+
     lines = {line_of("power = y.pow(2)"), line_of("return loud + power")}
     assert {*found.trials[1].floats} == lines
 
 
 def test_a_folded_batch_norm_selects_its_convolution():
     batches = images(2)
-    by_norm, by_layer = (
-        quantized_tensors(
-            delegraph.quantize(Layers(), batches, backend="tosa", floats=items)
-        )
-        for items in (["1"], ["0"])
-    )
-    assert by_norm == by_layer and "conv2d.weight" not in by_norm
+
+    by_norm = delegraph.quantize(Layers(), batches, backend="tosa", floats=["1"])
+
+    by_layer = delegraph.quantize(Layers(), batches, backend="tosa", floats=["0"])
+    assert quantized_tensors(by_norm) == quantized_tensors(by_layer)
+    assert "conv2d.weight" not in quantized_tensors(by_norm)
 
 
 class Chain(nn.Module):
-    """Has one line, and no convolution or product."""
+    """Computes in one line, without a convolution or matrix product."""
 
     def forward(self, x):
         return (x.sigmoid() * 3).tanh()
@@ -323,27 +410,47 @@ def test_a_program_of_one_line_keeps_a_quantized_call():
     net = Chain()
     batches = images()
     found = recover_accuracy(net, batches, agreement(net, batches), backend="tosa")
-    assert found.floats and found.score > found.integers
+
+    assert found.floats
+    assert found.score > found.integers
+
+
+ANY_BATCH = {"input": {0: Dim("batch")}}
 
 
 def test_the_task_may_call_programs_as_it_calls_the_model():
+    """With eval, by keyword, and with another batch size."""
     net = Layers()
-    shapes = {"input": {0: Dim("batch")}}
     many = torch.randn(5, 3, 8, 8)
     expected = net(many)
 
     def task(program):
         return -float((program.eval()(input=many) - expected).abs().max())
 
-    batches = images(size=2)
-    found = recover_accuracy(net, batches, task, backend="tosa", dynamic_shapes=shapes)
+    found = recover_accuracy(
+        net, images(size=2), task, backend="tosa", dynamic_shapes=ANY_BATCH
+    )
+
     assert found.score > found.integers
-    # the code has the arguments of the call, and no size became fixed
+
+
+def test_the_code_of_a_result_keeps_dynamic_shapes():
+    net = Layers()
+    batches = images(size=2)
+    many = torch.randn(5, 3, 8, 8)
+    expected = net(many)
+
+    def task(program):
+        return -float((program(many) - expected).abs().max())
+
+    found = recover_accuracy(
+        net, batches, task, backend="tosa", dynamic_shapes=ANY_BATCH
+    )
     names = {"delegraph": delegraph, "model": net, "batches": batches}
-    exec(found.code(), {**names, "dynamic_shapes": shapes}, names)
-    for program in (found.program, names["quantized"]):
-        error = float((program.module()(many) - expected).abs().max())
-        assert -error == found.score
+    exec(found.code(), {**names, "dynamic_shapes": ANY_BATCH}, names)
+
+    assert task(found.program.module()) == found.score
+    assert task(names["quantized"].module()) == found.score
 
 
 @pytest.mark.parametrize(
@@ -360,8 +467,9 @@ def test_the_task_may_call_programs_as_it_calls_the_model():
         (((torch.zeros(1, 3, 8, 8), 1), {}), r"other arguments than .*, 1\), not"),
     ],
 )
-def test_other_calls_of_programs_are_refused(arguments, message):
+def test_tasks_that_call_programs_with_other_shapes_are_refused(arguments, message):
     args, kwargs = arguments
+
     with pytest.raises(InputError, match=message):
         recover_accuracy(
             Layers(), images(), lambda program: program(*args, **kwargs), backend="tosa"
@@ -382,7 +490,10 @@ def test_keyword_arguments_come_in_any_order():
 
     with pytest.warns(delegraph.errors.DelegraphWarning, match="the same in all"):
         found = recover_accuracy(Scaled(), batches, task, backend="tosa")
-    assert found.eager == 0 and found.score < 0
+
+    # the task calls the model itself as well
+    assert found.eager == 0
+    assert found.score < 0
 
 
 class State(nn.Module):
@@ -401,17 +512,29 @@ class State(nn.Module):
         return torch.log(self.state.pow(2) + 1e-3)
 
 
-def test_programs_with_a_state_are_measured_from_its_first_value():
+def test_each_evaluation_begins_with_the_first_state():
     net = State()
     batches = [(torch.randn(1, 4),) for _ in range(6)]
-    expected = agreement(State(), batches)
-    found = recover_accuracy(net, batches, expected, backend="tosa")
-    assert found.eager == 0 and found.score > found.integers
+    task = agreement(State(), batches)
+
+    found = recover_accuracy(net, batches, task, backend="tosa")
+
+    assert found.eager == 0
+    assert found.score > found.integers
+    assert task(found.program.module()) == found.score
     assert not net.state.any()
-    assert expected(found.program.module()) == found.score
-    weights = {loss.layer: loss.noise for loss in found.losses if loss.is_weight}
-    # the state is no weight, and its values do not carry over from one run to the next
-    assert weights.keys() == {"linear"} and weights["linear"] < 1e-3
+
+
+def test_a_state_is_not_listed_as_a_weight():
+    batches = [(torch.randn(1, 4),) for _ in range(6)]
+    task = agreement(State(), batches)
+
+    found = recover_accuracy(State(), batches, task, backend="tosa")
+
+    [weight] = [loss for loss in found.losses if loss.is_weight]
+    assert weight.layer == "linear"
+    # measured without the states of earlier runs
+    assert weight.noise < 1e-3
 
 
 class Branches(nn.Module):
@@ -439,11 +562,13 @@ class Loop(Branches):
         return torch.log(z)
 
 
-@pytest.mark.parametrize("net", [Branches(), Loop()])
+@pytest.mark.parametrize("net", [Branches(), Loop()], ids=["branches", "loop"])
 def test_programs_with_branches_and_loops_are_searched(net):
     batches = [(torch.randn(2, 4),) for _ in range(6)]
     task = agreement(net, batches)
+
     found = recover_accuracy(net, batches, task, backend="tosa")
+
     assert len(found.trials) > 2
     assert task(found.program.module()) == found.score
 
@@ -474,21 +599,26 @@ def test_infinite_values_of_a_mask_are_no_loss():
 
     with pytest.warns(delegraph.errors.DelegraphWarning):
         found = recover_accuracy(net, batches, task, backend="tosa")
+
     assert 0 < found.losses[0].noise < 1
     assert found.score > found.integers
 
 
-SCORES = [(1.0, 0.25), (1.0, -torch.inf), (torch.inf, 0.25), (1.0, torch.nan)]
-
-
-@pytest.mark.parametrize("eager, integers", SCORES)
+@pytest.mark.parametrize(
+    "eager, integers",
+    [(1.0, 0.25), (1.0, -torch.inf), (torch.inf, 0.25), (1.0, torch.nan)],
+)
 def test_infinite_and_undefined_scores_are_ranked(eager, integers):
-    net = Layers()
+    # of all choices of floats, the second is best
     scores = iter([eager, integers, 0.5, 0.75, *[integers] * 7])
+
     found = recover_accuracy(
-        net, images(), lambda program: next(scores), backend="tosa"
+        Layers(), images(), lambda program: next(scores), backend="tosa"
     )
-    assert found.score == 0.75 and found.floats == found.trials[2].floats
+
+    assert found.score == 0.75
+    # the first trial is that with all calls in integers
+    assert found.floats == found.trials[2].floats
 
 
 @pytest.mark.parametrize(
@@ -506,7 +636,7 @@ def test_tasks_without_a_score_are_refused(score, message):
 
 
 class Faint(nn.Module):
-    """Adds loud values, and faint ones that lines of their own compute."""
+    """Adds small values, which several lines compute, to large ones."""
 
     def forward(self, x, y):
         faint = torch.tanh(y)
@@ -520,19 +650,21 @@ class Faint(nn.Module):
 
 
 def test_calls_without_noise_are_found_by_halves():
+    """The choices of lines are halved until few are left."""
     batches = [(torch.randn(4, 64), torch.randn(4, 64)) for _ in range(8)]
 
-    def faint(program):
+    def needs_fifth_tanh_in_floats(program):
         (module,) = program.children()
         return float("tanh_4" not in quantized_tensors(module))
 
-    found = recover_accuracy(Faint(), batches, faint, backend="tosa")
+    found = recover_accuracy(
+        Faint(), batches, needs_fifth_tanh_in_floats, backend="tosa"
+    )
+
     assert found.score == 1
-    # the maker of the output is tried first
+    # the line of the output is tried first
     assert found.trials[1].floats == (line_of("return loud + faint"),)
-    before = f"test_recovery.py:{LAST - 2}"
-    makers = {f"test_recovery.py:{LAST - 1}", f"test_recovery.py:{LAST}"}
-    assert makers <= {*found.floats} and before not in found.floats
-
-
-LAST = int(line_of("loud = x * 1000").partition(":")[2]) - 1
+    line_after = int(line_of("loud = x * 1000").partition(":")[2])
+    fourth, fifth, sixth = (f"test_recovery.py:{line_after - k}" for k in (3, 2, 1))
+    assert {fifth, sixth} <= {*found.floats}
+    assert fourth not in found.floats
