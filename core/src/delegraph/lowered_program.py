@@ -449,7 +449,7 @@ class LoweredProgram(MethodPrograms):
                 Path(folder, f"program{self._registry.suffix_for(runtime)}"),
                 self._registry,
             )
-            with TRACING:
+            with TRACING:  # a lock: a format may trace
                 file.save(self, {})
                 method = file.load(runtime).method(name)
             return method(*args, **kwargs)

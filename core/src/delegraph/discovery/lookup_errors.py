@@ -105,9 +105,9 @@ def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConfli
 def _conflict(
     title: str, full_names: Sequence[str], addresses: Sequence[str]
 ) -> PluginConflict:
-    """Return the error for several plugins at ``addresses`` that all offer ``title``.
-    The hint is to use one of ``full_names``, or to disable a plugin with the
-    environment variable ``DENY``.
+    """Return the error for several plugins that all offer ``title``, such as "the
+    backend 'x'". ``addresses``: the distribution and the file of each. The hint is to use
+    one of ``full_names``, or to disable a distribution.
     """
     names = " or ".join(sorted({*full_names}))
     return PluginConflict(

@@ -121,7 +121,8 @@ def _refusals(narrowed: Narrowed, tags: Tags) -> list[Refusal]:
     ``narrowed``: the partition with its refused parts. ``tags``: those of the plan,
     without this partition.
     """
-    # for calls on constants, some of which are in no refused part
+    # Calls on constants may be in no refused part. They get the reason of the last
+    # part, because reports need one; without parts, that of the whole partition.
     default = narrowed.work.not_compiled
     reasons: dict[Node, Refused | None] = {}
     for part in narrowed.refused:

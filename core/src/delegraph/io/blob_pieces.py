@@ -87,8 +87,8 @@ class TensorBlob:
         If two blobs have equal keys, their bytes are equal, and ``equal`` does not read
         them.
         """
-        # Two blobs of one tensor differ if the tensor was changed after the first blob
-        # was made: ``write_to`` of that blob raises an error. So ``_state`` is included.
+        # ``_state`` is included because the tensor may be changed between the creation
+        # of two blobs. Then ``write_to`` of the first blob raises an error.
         tensor = self._tensor
         return (
             self._state,

@@ -277,8 +277,8 @@ class _Search:
         """Return the reason to refuse a call, or None if the backend takes the call.
 
         Asks the additional checks, then the support check, then ``_ask_about_tensors``.
-        Only a call that the support check refuses may be decomposed: the two others add
-        it to ``not_decomposed``. Calls of delegates are refused. A call that unpacks
+        A call that the support check refuses may be decomposed. The two others add the
+        calls that they refuse to ``not_decomposed``. Calls of delegates are refused. A call that unpacks
         results has the answer of the call that returns them. Ask in graph order, so
         that this answer is known.
         """

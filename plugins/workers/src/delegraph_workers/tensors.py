@@ -64,7 +64,8 @@ def read_values(rows: Any, parts: Sequence[memoryview]) -> list[Any]:
     ) as e:
         raise FormatError(
             "format-invalid",
-            f"a message has an invalid value: {type(e).__name__}: {e}",
+            "a tensor in a message of a worker process is invalid:"
+            f" {type(e).__name__}: {e}",
         ) from e
     return values
 

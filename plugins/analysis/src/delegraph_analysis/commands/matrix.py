@@ -530,7 +530,9 @@ def _join(args: argparse.Namespace, stores: list[str]) -> Outcome:
 
     if len(stores) < 2:
         raise UsageError(
-            "usage-invalid", "delegraph matrix join INTO STORE... takes two or more"
+            "usage-invalid",
+            "delegraph matrix join INTO STORE... takes the new store, and the stores to"
+            " join",
         )
     _expect_reports(args.report)
     into = Store(Path(stores[0]))
