@@ -590,7 +590,7 @@ def test_marks_that_cannot_be_sent_refuse_the_program(far, monkeypatch):
 def test_invalid_values_of_messages_are_errors(rows):
     eight_bytes = memoryview(bytes(8))
 
-    with pytest.raises(FormatError, match="a message has an invalid value"):
+    with pytest.raises(FormatError, match="a message of a worker process is invalid"):
         tensors.read_values(rows, [eight_bytes])
 
 

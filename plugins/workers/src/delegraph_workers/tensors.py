@@ -64,7 +64,7 @@ def read_values(rows: Any, parts: Sequence[memoryview]) -> list[Any]:
     ) as e:
         raise FormatError(
             "format-invalid",
-            "a tensor in a message of a worker process is invalid:"
+            "a value in a message of a worker process is invalid:"
             f" {type(e).__name__}: {e}",
         ) from e
     return values
