@@ -627,8 +627,8 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def blobs(cls, path: Path) -> Sequence[StoredBlob]:
-        """Return one blob, which is the whole file. Its producer is not known, unless a
-        subclass overrides this.
+        """Return one blob, which is the whole file. Its header names no producer: a
+        subclass that stores one overrides this method.
         """
         with path.open("rb") as file:
             header = BlobHeader(

@@ -149,8 +149,8 @@ class Declaration(_WithTarget):
     knows about the kind. ``noun``: the name of such an object in texts. ``key_field``:
     the field that has the object's name. ``base``: the class of which the object must
     be a subclass; "" for any object. ``rule``: a further rule for the object, which
-    errors quote. ``alone``: the object is useful without a backend. ``without``: the
-    use that remains if a required module is missing.
+    errors quote. ``alone``: the object is useful without a backend. ``without``: a
+    text for errors about a missing module, with the use that the object still has.
 
     ``target``: the object, as ``"package.module:Name"``. ``requires``: modules that
     must be importable for the object. ``install_hint``: how to install these modules.

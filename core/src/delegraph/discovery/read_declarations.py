@@ -59,7 +59,8 @@ def read_declarations(
         if fault is not None:
             faults[spec.name] = fault
     first = next(iter(faults.values()), None)
-    # The other hooks may be written for the same API version: they are not called.
+    # The other hooks may be written for the same wrong API version. So they are not
+    # called.
     if first is not None and first.status is Status.INCOMPATIBLE:
         read = replace(record, declarations=tuple(backends), faults=faults)
         return read.failed(first)

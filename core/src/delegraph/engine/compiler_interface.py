@@ -62,7 +62,9 @@ class Refused:
 
     @property
     def hint(self) -> str:
-        """Return advice for the user, or ""."""
+        """Return advice for the user, or "". After a failure of the compiler, it
+        tells how to see the traceback.
+        """
         return HINT if self.has_failed else self.error.hint or ""
 
 

@@ -68,9 +68,10 @@ def _tags_left(
     """Return the ``tags`` of ``node`` without the partitions in ``gone``.
 
     A call on constants has several tags if several partitions have a copy of it. If one
-    of them is gone, the host must compute the call, because the other partitions are
-    compiled already, and do not return its value. So ``(a, b)`` without ``a`` becomes
-    ``(None, b)``, where None is the host. If no partition remains, the result is empty.
+    of them is gone, its operators are on the host and may use the call. So the host
+    must compute the call: the other partitions are compiled already, and do not return
+    it. ``(a, b)`` without ``a`` becomes ``(None, b)``, where None is the host. If no
+    partition remains, the result is empty: then the call is an ordinary one of the host.
     """
     remaining = tuple(tag for tag in tags if tag is not None and tag not in gone)
     if not remaining or node.op == "placeholder":  # a placeholder is not computed

@@ -346,7 +346,9 @@ class _Build:
         return new
 
     def _clone(self, value: Node) -> Node:
-        """Add a clone of ``value``, with its source in the model, and return it."""
+        """Add a clone of ``value`` and return it. A file needs a separate value for each
+        output. The clone has the source line of ``value``.
+        """
         name = f"{value.name}_copy"
         new = self.graph.create_node(
             "call_function", torch.ops.aten.clone.default, (value,), name=name

@@ -440,9 +440,9 @@ class Method:
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
-        # a call's arguments -> flat inputs, checked; flat results -> results in the
-        # user's structure
+        # checks the arguments of a call, and flattens them
         self.arguments = Arguments(program)
+        # gives flat results the structure that the user's program returns
         self.pack = packer(program.call_spec.out_spec)
         specs = list(enumerate(program.graph_signature.output_specs))
         self.inputs = user_inputs(program)

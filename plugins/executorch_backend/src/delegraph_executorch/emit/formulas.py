@@ -308,8 +308,7 @@ def sort(
     # a size that is known at run time only is no int
     if not isinstance(comparisons, int) or comparisons > MOST_COMPARISONS:
         raise NotImplementedError(
-            "sorting compares all pairs of elements, which are limited to"
-            f" {MOST_COMPARISONS}"
+            f"sorting compares all pairs of elements, at most {MOST_COMPARISONS}"
         )
     # [..., size, size]: entry i, j compares the element i with the other element j
     element = x.unsqueeze(-1)
