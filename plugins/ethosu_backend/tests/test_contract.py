@@ -1,4 +1,4 @@
-"""The conformance kit, and what is said of a stored blob."""
+"""The conformance kit of backends, and the compatibility of stored blobs."""
 
 from pathlib import Path
 
@@ -13,6 +13,8 @@ EXAMPLE = Path(__file__).parents[1] / "example.py"
 
 
 class _Contract(BackendContract):
+    """The kit for an accelerator; ``keep_tosa`` lets the host compute the delegates."""
+
     backend = "ethosu"
     tolerance = 0.02  # a step of int8
 
@@ -31,7 +33,7 @@ class TestU85(_Contract):
     options = {"keep_tosa": True}  # noqa: RUF012
 
 
-del _Contract
+del _Contract  # pytest would run it as well
 
 
 @pytest.fixture(scope="module")
@@ -43,37 +45,62 @@ def program():
 
 
 def compile_specs(program, **options):
-    [spec] = delegraph.get_partitioner("ethosu", **options)(
-        program
-    ).partition_tags.values()
+    """Return the compile specs of the only partition of ``program``."""
+    partitioner = delegraph.get_partitioner("ethosu", **options)
+    [spec] = partitioner(program).partition_tags.values()
     return list(spec.compile_specs)
 
 
-DEVICES = {
-    "ethos-u55-128": "runs",
-    "ethos-u55-256": "cannot",
-    "no such device": "cannot",
-    None: None,
-}
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_blob_fits_the_accelerator_that_it_was_compiled_for(device, program):
-    specs = compile_specs(program, accelerator="ethos-u55-128")
+def compatibility(specs, device):
     header = BlobHeader("EthosUBackend", 0, b"")
-    answer = delegraph.get_runtime("ethosu").compatible(header, specs, device)
-    assert (answer and answer.verdict) == DEVICES[device]
-    assert delegraph.get_runtime("ethosu").compatible(header, [], device) is None
+    return delegraph.get_runtime("ethosu").compatible(header, specs, device)
 
 
-def test_fingerprints_depend_on_vela_and_its_files(program, tmp_path, monkeypatch):
-    fingerprint = delegraph.get_backend("ethosu").fingerprint
-    plain = fingerprint(compile_specs(program))
+@pytest.mark.parametrize(
+    ("device", "verdict"),
+    [
+        ("ethos-u55-128", "runs"),
+        ("ethos-u55-256", "cannot"),
+        ("no such device", "cannot"),
+    ],
+)
+def test_a_blob_runs_only_on_its_accelerator(device, verdict, program):
+    specs = compile_specs(program, accelerator="ethos-u55-128")
+
+    assert compatibility(specs, device).verdict == verdict
+
+
+def test_the_compatibility_with_an_unnamed_device_is_unknown(program):
+    specs = compile_specs(program, accelerator="ethos-u55-128")
+
+    assert compatibility(specs, device=None) is None
+
+
+@pytest.mark.parametrize("device", ["ethos-u55-128", "no such device", None])
+def test_the_compatibility_of_a_blob_without_settings_is_unknown(device):
+    assert compatibility([], device) is None
+
+
+def fingerprint_of(program, **options):
+    specs = compile_specs(program, **options)
+    return delegraph.get_backend("ethosu").fingerprint(specs)
+
+
+def test_fingerprints_depend_on_the_content_of_config_files(program, tmp_path):
     file = tmp_path / "own.ini"
-    found = []
-    for text in ("[System_Config.A]", "[System_Config.B]"):
-        file.write_text(text)
-        found.append(fingerprint(compile_specs(program, config=str(file))))
-    assert len({plain, *found}) == 3
+    without_file = fingerprint_of(program)
+    file.write_text("[System_Config.A]")
+    with_file = fingerprint_of(program, config=str(file))
+    file.write_text("[System_Config.B]")
+    with_changed_file = fingerprint_of(program, config=str(file))
+
+    assert len({without_file, with_file, with_changed_file}) == 3
+
+
+def test_fingerprints_name_the_release_of_vela(program, monkeypatch):
+    before = fingerprint_of(program)
+
     monkeypatch.setattr("delegraph_ethosu.backend.version", lambda name: "9.9")
-    assert fingerprint(compile_specs(program)) == "ethos-u-vela 9.9" != plain
+
+    assert fingerprint_of(program) == "ethos-u-vela 9.9"
+    assert before != "ethos-u-vela 9.9"
