@@ -178,8 +178,8 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], ...]] = {
 def signature(name: str) -> tuple[Accepted, ...] | None:
     """Return the values that each argument of a kernel may have; None if unknown.
 
-    The results are arguments, too. The last element describes the returned value:
-    ``_RESULT`` if the kernel returns a number.
+    Results are arguments, too. If the kernel returns a number, the number replaces the
+    last argument, and the last element is ``_RESULT``.
     """
     if name in _SIGNATURES:
         return tuple(map(Accepted, _SIGNATURES[name]))
@@ -218,7 +218,7 @@ def check_arguments(file: ProgramFile) -> None:
 
 
 def check_method(plan: ExecutionPlan) -> dict[int, list[RunTimeArgument]]:
-    """Check the arguments of a method; FormatError for a wrong one.
+    """Raise FormatError for the first wrong argument of a method.
 
     Return the run-time arguments of each call that has some, by the call's position.
     """
