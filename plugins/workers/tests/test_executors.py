@@ -236,11 +236,11 @@ def with_other_protocol(answer):
         (flip_last_bit, "truncated or damaged"),
         (with_two_results, "2 results for 1 partitions"),
         (with_other_protocol, "has protocol 2"),
-        (lambda answer: answer[:20], "no message"),
+        (lambda answer: answer[:20], "are not a message"),
         (lambda answer: None, "returned NoneType"),
         (
             lambda answer: message.pack({"error": {"kinds": 3}}),
-            "error in an unknown form",
+            "error of a worker process cannot be read",
         ),
         (
             lambda answer: message.pack({}, [b"delegraph entry2" + bytes(40)]),

@@ -205,7 +205,7 @@ def test_broken_executors_end_the_command_and_keep_rows(cells_for, store):
 
 @pytest.mark.parametrize("wrong", [b"text", 3, b"{}", b"[]"])
 def test_answers_of_executors_are_not_trusted(wrong, cells_for, store):
-    with pytest.raises(DelegraphError, match="no answer of a cell"):
+    with pytest.raises(DelegraphError, match="not the result of a cell"):
         run_cells(cells_for("small"), store, Here(wrong))
 
 

@@ -575,7 +575,7 @@ def test_programs_of_other_default_dtypes_are_refused():
     try:
         with pytest.raises(
             FormatError,
-            match="default dtype torch.float32; this process has torch.float64",
+            match="default dtype torch.float32; that of this process is torch.float64",
         ):
             read(data)
     finally:
